@@ -1,0 +1,157 @@
+// What an operation of the family is called with: plain structs of device pointers, shapes and strides.
+//
+// T is the element type of the tensors (float, __half, __nv_bfloat16), G that of gamma and beta, which a
+// mixed-precision model keeps in fp32. Statistics are always fp32. Row i of a tensor starts at
+// pointer + i * stride; strides are in elements. A pointer that is documented as optional may be null.
+#pragma once
+
+#include <cstdint>
+
+namespace worklog {
+
+// y = (x - mean) * rstd * gamma + beta, one mean and one rstd per row.
+// mean = sum(x) / cols, rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps)   [Ba, Kiros, Hinton 2016, eq. 4]
+template <class T, class G = T>
+struct LayerNormForward {
+  const T* x;      // [rows, cols]
+  const G* gamma;  // [cols], optional: ones
+  const G* beta;   // [cols], optional: zeros
+  T* y;            // [rows, cols]
+  float* mean;     // [rows], optional: not written
+  float* rstd;     // [rows], optional: not written
+  int64_t rows, cols;
+  int64_t x_stride, y_stride;
+  float eps;
+};
+
+// y = x * rstd * gamma, rstd = 1 / sqrt(sum(x^2) / cols + eps)   [Zhang, Sennrich 2019, eq. 4]
+template <class T, class G = T>
+struct RmsNormForward {
+  const T* x;      // [rows, cols]
+  const G* gamma;  // [cols], optional: ones
+  T* y;            // [rows, cols]
+  float* rstd;     // [rows], optional: not written
+  int64_t rows, cols;
+  int64_t x_stride, y_stride;
+  float eps;
+};
+
+// h = x + residual, rounded to T; y = layer_norm(h).
+template <class T, class G = T>
+struct AddLayerNormForward {
+  const T* x;         // [rows, cols]
+  const T* residual;  // [rows, cols]
+  const G* gamma;     // [cols], optional: ones
+  const G* beta;      // [cols], optional: zeros
+  T* h;               // [rows, cols]
+  T* y;               // [rows, cols]
+  float* mean;        // [rows], optional: not written
+  float* rstd;        // [rows], optional: not written
+  int64_t rows, cols;
+  int64_t x_stride, residual_stride, h_stride, y_stride;
+  float eps;
+};
+
+// h = x + residual, rounded to T; y = rms_norm(h).
+template <class T, class G = T>
+struct AddRmsNormForward {
+  const T* x;         // [rows, cols]
+  const T* residual;  // [rows, cols]
+  const G* gamma;     // [cols], optional: ones
+  T* h;               // [rows, cols]
+  T* y;               // [rows, cols]
+  float* rstd;        // [rows], optional: not written
+  int64_t rows, cols;
+  int64_t x_stride, residual_stride, h_stride, y_stride;
+  float eps;
+};
+
+// With xhat = (x - mean) * rstd and wdy = dy * gamma:
+// dx = rstd * (wdy - xhat * sum(wdy * xhat) / cols - sum(wdy) / cols), dgamma = sum over rows of dy * xhat,
+// dbeta = sum over rows of dy. With dh, the gradient that reaches x past the norm, dx = dh + the above.
+template <class T, class G = T>
+struct LayerNormBackward {
+  const T* dy;        // [rows, cols]
+  const T* x;         // [rows, cols]
+  const T* dh;        // [rows, cols], optional: zeros
+  const G* gamma;     // [cols], optional: ones
+  const float* mean;  // [rows], as the forward pass wrote it
+  const float* rstd;  // [rows], as the forward pass wrote it
+  T* dx;              // [rows, cols], optional: not written
+  G* dgamma;          // [cols], optional: not written
+  G* dbeta;           // [cols], optional: not written
+  int64_t rows, cols;
+  int64_t dy_stride, x_stride, dh_stride, dx_stride;
+};
+
+// dx = rstd * (wdy - xhat * sum(wdy * xhat) / cols) with xhat = x * rstd; dgamma = sum over rows of dy * xhat.
+template <class T, class G = T>
+struct RmsNormBackward {
+  const T* dy;        // [rows, cols]
+  const T* x;         // [rows, cols]
+  const T* dh;        // [rows, cols], optional: zeros
+  const G* gamma;     // [cols], optional: ones
+  const float* rstd;  // [rows], as the forward pass wrote it
+  T* dx;              // [rows, cols], optional: not written
+  G* dgamma;          // [cols], optional: not written
+  int64_t rows, cols;
+  int64_t dy_stride, x_stride, dh_stride, dx_stride;
+};
+
+// How a BatchNorm tensor of `samples` x `channels` x `pixels` values lies in memory. With pixels = 1 (the [N, C]
+// case) both are the same.
+enum class ChannelLayout {
+  channels_last,   // [samples, pixels, channels]: a channel's values are `channels` apart
+  channels_first,  // [samples, channels, pixels]: a channel's values come in runs of `pixels`
+};
+
+// Batch statistics per channel over samples * pixels values; y = (x - mean) * invstd * gamma + beta.
+// running_mean += momentum * (mean - running_mean); running_var likewise with the unbiased variance, M2 / (n - 1).
+// [Ioffe, Szegedy 2015, algorithm 1; running statistics as torch.nn.BatchNorm defines them]
+template <class T, class G = float>
+struct BatchNormTrain {
+  const T* x;           // [samples * pixels * channels] in `layout`
+  const G* gamma;       // [channels], optional: ones
+  const G* beta;        // [channels], optional: zeros
+  T* y;                 // as x
+  float* running_mean;  // [channels], optional, read and written
+  float* running_var;   // [channels], optional, read and written
+  float* save_mean;     // [channels]
+  float* save_invstd;   // [channels]
+  int64_t samples, channels, pixels;
+  ChannelLayout layout;
+  float momentum;  // weight of the new value; for a cumulative average the caller passes 1 / batches seen
+  float eps;
+};
+
+// y = (x - running_mean) / sqrt(running_var + eps) * gamma + beta.
+template <class T, class G = float>
+struct BatchNormInference {
+  const T* x;                 // [samples * pixels * channels] in `layout`
+  const G* gamma;             // [channels], optional: ones
+  const G* beta;              // [channels], optional: zeros
+  const float* running_mean;  // [channels]
+  const float* running_var;   // [channels]
+  T* y;                       // as x
+  int64_t samples, channels, pixels;
+  ChannelLayout layout;
+  float eps;
+};
+
+// With n = samples * pixels and xhat = (x - save_mean) * save_invstd:
+// dx = gamma * save_invstd * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n), dgamma = sum(dy * xhat), dbeta = sum(dy).
+template <class T, class G = float>
+struct BatchNormBackward {
+  const T* dy;               // [samples * pixels * channels] in `layout`
+  const T* x;                // as dy
+  const G* gamma;            // [channels], optional: ones
+  const float* save_mean;    // [channels], as the forward pass wrote it
+  const float* save_invstd;  // [channels], as the forward pass wrote it
+  T* dx;                     // as dy, optional: not written
+  G* dgamma;                 // [channels], optional: not written
+  G* dbeta;                  // [channels], optional: not written
+  int64_t samples, channels, pixels;
+  ChannelLayout layout;
+};
+
+}  // namespace worklog

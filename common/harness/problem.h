@@ -1,0 +1,139 @@
+// One problem to give a kernel: an operation at one shape and type, its inputs on the host, and what must come out.
+//
+// Everything here is host memory and knows nothing of devices. Tensors are held as they are stored (so that 2^32
+// elements fit), and the fp64 reference is computed row by row while comparing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/harness/arguments.h"
+#include "common/harness/dtype.h"
+
+namespace worklog {
+
+enum class Operation {
+  layernorm_forward,
+  rmsnorm_forward,
+  add_layernorm_forward,
+  add_rmsnorm_forward,
+  layernorm_backward,
+  rmsnorm_backward,
+  add_layernorm_backward,
+  batchnorm_train,
+  batchnorm_inference,
+  batchnorm_backward,
+};
+std::string_view name_of(Operation operation);  // as spelled above
+
+enum class Input {
+  normal,            // mean 0, deviation 1
+  uniform,           // [-1, 1)
+  arange,            // 1, 2, ... rows * cols, as the worklog article has it
+  large_mean,        // mean 1e4, deviation 1
+  constant,          // every element the same: variance zero
+  tiny_variance,     // mean 1, deviation 1e-4 (fp32; as small as the type can show otherwise)
+  outlier_channels,  // a few columns 100 times the rest, as transformer activations have them
+  huge,              // near the top of the type
+  nan_row,           // normal, and one row that holds a NaN
+};
+std::string_view name_of(Input input);
+std::vector<Input> all_inputs();
+
+enum class Extent { matrix, per_row, per_col };  // [rows, cols], [rows], [cols]
+enum class Role { input, output, updated };      // updated: read and written (running statistics)
+enum class Precision { element, parameter, statistic };  // T, G, or fp32
+
+struct TensorSpec {
+  std::string_view name;  // the name of the pointer in arguments.h
+  Extent extent;
+  Role role;
+  Precision precision;
+  bool optional;
+};
+// The tensors of an operation, in the order of its struct in arguments.h.
+const std::vector<TensorSpec>& tensors_of(Operation operation);
+
+struct ProblemOptions {
+  Operation operation = Operation::layernorm_forward;
+  Dtype dtype = Dtype::fp32;
+  Dtype param_dtype = Dtype::fp32;
+  int64_t rows = 1024;  // BatchNorm: samples
+  int64_t cols = 1024;  // BatchNorm: channels
+  int64_t pixels = 1;   // BatchNorm: height * width
+  ChannelLayout layout = ChannelLayout::channels_last;
+  int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
+  Input input = Input::normal;
+  uint64_t seed = 1;
+  float eps = 1e-6f;
+  float momentum = 0.1f;
+  std::vector<std::string> absent;  // optional tensors passed as null: {"gamma", "mean"}
+};
+
+// A tensor on the host as it is stored: `count` elements of `dtype`, row i of a matrix at i * stride.
+struct HostTensor {
+  TensorSpec spec;
+  Dtype dtype;
+  int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols
+  bool present = true;
+  std::vector<std::byte> bytes;  // padding between rows holds `padding_pattern`
+
+  int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
+};
+
+// What fills padding, guards and unwritten outputs: a NaN that no arithmetic yields (its payload marks it).
+uint32_t poison_pattern(Dtype dtype);  // in the low bits for 16-bit types
+
+struct Mismatch {
+  std::string tensor;
+  int64_t row, col;
+  double got, want, tolerance;
+};
+
+// The result of one comparison, over all outputs.
+struct Comparison {
+  bool passed = true;
+  int64_t compared = 0;             // elements
+  int64_t differing = 0;            // elements outside tolerance
+  std::vector<Mismatch> first;      // the first few, in row order
+  double max_abs_error = 0;         // over finite references
+  double max_ulp_error = 0;         // in units of the output type's last place at max(|want|, rms of the row)
+  std::string worst_tensor;         // where max_ulp_error is
+  std::string likely_cause;         // empty where no pattern gives it away
+  std::string describe() const;     // several readable lines on a failure; one on success
+};
+
+class Reference;
+
+class Problem {
+ public:
+  // Generates the inputs, on all cores. Throws std::invalid_argument with one sentence that names the argument and the
+  // allowed range, also where the tensors cannot be had (sizes that overflow, memory that is not there).
+  explicit Problem(const ProblemOptions& options);
+  ~Problem();
+  Problem(Problem&&) noexcept;
+
+  const ProblemOptions& options() const { return options_; }
+
+  // Every tensor of the operation in tensors_of order. Inputs hold their values; outputs hold the poison pattern;
+  // updated tensors hold their values from before.
+  const std::vector<HostTensor>& tensors() const { return tensors_; }
+
+  // The bytes that the operation must move: each present input once, each present output once.
+  int64_t bytes_read() const;
+  int64_t bytes_written() const;
+
+  // Compares what came out (in tensors() order; inputs are checked to be untouched where given, and may be left empty)
+  // with the fp64 reference: |got - want| <= atol + rtol * |want| + slack, per element.
+  Comparison compare(const std::vector<HostTensor>& results) const;
+
+ private:
+  ProblemOptions options_;
+  std::vector<HostTensor> tensors_;
+  std::unique_ptr<Reference> reference_;
+};
+
+}  // namespace worklog
