@@ -32,11 +32,23 @@ __global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
 // [/snippet]
 
 // [snippet: launch]
-inline void thread_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+// The same kernel in blocks of `threads`: the block size decides over how many multiprocessors the rows are spread.
+inline void launch_thread_per_row(const LayerNormForward<float>& p, unsigned threads, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const unsigned threads = 256;
   const unsigned blocks = static_cast<unsigned>((p.rows + threads - 1) / threads);
   launch(layernorm_thread_per_row, {.grid = blocks, .block = threads, .stream = stream}, p);
+}
+
+inline void thread_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+  launch_thread_per_row(p, 256, stream);
+}
+
+inline void one_big_block(const LayerNormForward<float>& p, cudaStream_t stream) {
+  launch_thread_per_row(p, 1024, stream);
+}
+
+inline void small_blocks(const LayerNormForward<float>& p, cudaStream_t stream) {
+  launch_thread_per_row(p, 32, stream);
 }
 // [/snippet]
 

@@ -3,8 +3,19 @@
 #include "kernels.cuh"
 
 int main(int argc, char** argv) {
-  worklog::Program program("01_naive", "one thread per row");
-  program.add("thread_per_row", "each thread walks its row three times: mean, variance, normalize",
-              worklog::naive::thread_per_row);
+  using namespace worklog;
+  Program program("01_naive", "one thread per row");
+  const auto add = [&](const char* name, const char* note,
+                       void (*function)(const LayerNormForward<float>&, cudaStream_t)) {
+    // One running sum per row: its rounding error grows with the row and with the mean.
+    program.add(name, note, function)
+        .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
+        .fails_on(Input::large_mean, {.rows = 1000, .cols = 1000})
+        .fails_on(Input::tiny_variance, {.rows = 1000, .cols = 1000})
+        .fails_on(Input::huge, {.cols = 2});
+  };
+  add("one_big_block", "1024 rows to a block, as the article launches it", naive::one_big_block);
+  add("thread_per_row", "256 rows to a block", naive::thread_per_row);
+  add("small_blocks", "32 rows to a block: the rows reach 8 times as many multiprocessors", naive::small_blocks);
   return program.run(argc, argv);
 }
