@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace worklog {
 
@@ -22,6 +23,43 @@ template <>
 inline constexpr Dtype dtype_of<__nv_bfloat16> = Dtype::bf16;
 
 std::string_view name_of(Dtype dtype);  // "fp32", "fp16", "bf16"
-constexpr size_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
+constexpr size_t size_of(Dtype dtype) {
+  return dtype == Dtype::fp32 ? 4 : 2;
+}
+
+// Significant bits, the hidden one included: 24, 11, 8.
+int digits_of(Dtype dtype);
+// The largest finite value.
+double largest_of(Dtype dtype);
+// The distance between the values of the type around `magnitude`: one unit of its last place. Never less than the
+// type's smallest positive value. `magnitude` is finite and not negative.
+double ulp_at(Dtype dtype, double magnitude);
+// Whether rounding `value` to the type gives an infinity.
+bool overflows(Dtype dtype, double value);
+
+// The next functions take elements that lie `step` apart, counted from data, a multiple of the element's size.
+// Stores floats as the type, rounded to nearest even.
+void store_elements(Dtype dtype, const float* values, int64_t count, int64_t step, std::byte* data);
+// Loads elements as doubles, exactly.
+void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t step, double* values);
+// `value` rounded to the type and back.
+float round_to(Dtype dtype, float value);
+// The bits of one element, in the low bits for 16-bit types; and an element of these bits.
+uint32_t load_bits(Dtype dtype, const std::byte* element);
+void store_bits(Dtype dtype, uint32_t bits, std::byte* element);
+
+// Calls function(std::type_identity<T>{}) with T the type that `dtype` names.
+template <class Function>
+decltype(auto) with_type_of(Dtype dtype, Function&& function) {
+  switch (dtype) {
+    case Dtype::fp16:
+      return function(std::type_identity<__half>{});
+    case Dtype::bf16:
+      return function(std::type_identity<__nv_bfloat16>{});
+    case Dtype::fp32:
+      break;
+  }
+  return function(std::type_identity<float>{});
+}
 
 }  // namespace worklog

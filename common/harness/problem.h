@@ -4,7 +4,9 @@
 // elements fit), and the fp64 reference is computed row by row while comparing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,7 +37,7 @@ enum class Input {
   arange,            // 1, 2, ... rows * cols, as the worklog article has it
   large_mean,        // mean 1e4, deviation 1
   constant,          // every element the same: variance zero
-  tiny_variance,     // mean 1, deviation 1e-4 (fp32; as small as the type can show otherwise)
+  tiny_variance,     // mean 1, deviation 1e-4 (fp32; a smaller mean where the type could not show the deviation)
   outlier_channels,  // a few columns 100 times the rest, as transformer activations have them
   huge,              // near the top of the type
   nan_row,           // normal, and one row that holds a NaN
@@ -43,8 +45,8 @@ enum class Input {
 std::string_view name_of(Input input);
 std::vector<Input> all_inputs();
 
-enum class Extent { matrix, per_row, per_col };  // [rows, cols], [rows], [cols]
-enum class Role { input, output, updated };      // updated: read and written (running statistics)
+enum class Extent { matrix, per_row, per_col };          // [rows, cols], [rows], [cols]
+enum class Role { input, output, updated };              // updated: read and written (running statistics)
 enum class Precision { element, parameter, statistic };  // T, G, or fp32
 
 struct TensorSpec {
@@ -54,7 +56,8 @@ struct TensorSpec {
   Precision precision;
   bool optional;
 };
-// The tensors of an operation, in the order of its struct in arguments.h.
+// The tensors of an operation, in the order of its struct in arguments.h. dh belongs to add_layernorm_backward alone:
+// layernorm_backward and rmsnorm_backward are called with a null dh.
 const std::vector<TensorSpec>& tensors_of(Operation operation);
 
 struct ProblemOptions {
@@ -74,36 +77,66 @@ struct ProblemOptions {
 };
 
 // A tensor on the host as it is stored: `count` elements of `dtype`, row i of a matrix at i * stride.
+//
+// The matrices of BatchNorm are stored as [samples * pixels, channels], or with ChannelLayout::channels_first and more
+// than one pixel as [samples * channels, pixels].
 struct HostTensor {
   TensorSpec spec;
   Dtype dtype;
-  int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols
+  int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols; stride in elements
   bool present = true;
   std::vector<std::byte> bytes;  // padding between rows holds `padding_pattern`
 
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };
 
-// What fills padding, guards and unwritten outputs: a NaN that no arithmetic yields (its payload marks it).
+// What fills padding, guards and unwritten outputs: a signaling NaN, which no arithmetic yields (it would be quieted).
 uint32_t poison_pattern(Dtype dtype);  // in the low bits for 16-bit types
 
+// How wide the tolerance is for what fp32 arithmetic loses in sums of n terms (reference.h has the formulas).
+enum class Summation {
+  any_order,  // any order of summation, a single running sum included: the error grows as sqrt(n)
+  pairwise,   // trees and merged partial sums: the error grows as log2(n)
+};
+
+struct ComparisonOptions {
+  Summation summation = Summation::any_order;
+  // A further bound on every element's error, in the units of Comparison::max_ulp_error. None by default.
+  double max_ulp = std::numeric_limits<double>::infinity();
+};
+
+// One element that is wrong. For the matrices of BatchNorm, row is sample * pixels + pixel and col the channel, in
+// either layout.
 struct Mismatch {
   std::string tensor;
   int64_t row, col;
   double got, want, tolerance;
+  bool never_written = false;  // the element still holds the poison pattern, bit for bit
+};
+
+// The errors of one output. An output that is not finite where the reference is has an infinite error.
+struct TensorErrors {
+  std::string tensor;
+  int64_t compared = 0;
+  int64_t differing = 0;
+  double max_abs_error = 0;
+  double max_ulp_error = 0;
 };
 
 // The result of one comparison, over all outputs.
 struct Comparison {
   bool passed = true;
-  int64_t compared = 0;             // elements
-  int64_t differing = 0;            // elements outside tolerance
-  std::vector<Mismatch> first;      // the first few, in row order
-  double max_abs_error = 0;         // over finite references
-  double max_ulp_error = 0;         // in units of the output type's last place at max(|want|, rms of the row)
-  std::string worst_tensor;         // where max_ulp_error is
-  std::string likely_cause;         // empty where no pattern gives it away
-  std::string describe() const;     // several readable lines on a failure; one on success
+  int64_t compared = 0;              // elements
+  int64_t differing = 0;             // elements outside tolerance
+  int64_t differing_rows = 0;        // rows of the outputs with such elements; a vector counts as one row
+  std::vector<Mismatch> first;       // the first few, in the order of tensors_of, then in row order
+  double max_abs_error = 0;          // over finite references
+  double max_ulp_error = 0;          // in units of the output type's last place at max(|want|, rms of the row)
+  std::string worst_tensor;          // where max_ulp_error is
+  std::vector<TensorErrors> errors;  // of each output, in the order of tensors_of
+  std::vector<std::string> damage;   // sentences: writes between rows, inputs that were changed
+  std::string likely_cause;          // empty where no pattern gives it away
+  std::string describe() const;      // several readable lines on a failure; one on success
 };
 
 class Reference;
@@ -127,8 +160,9 @@ class Problem {
   int64_t bytes_written() const;
 
   // Compares what came out (in tensors() order; inputs are checked to be untouched where given, and may be left empty)
-  // with the fp64 reference: |got - want| <= atol + rtol * |want| + slack, per element.
-  Comparison compare(const std::vector<HostTensor>& results) const;
+  // with the fp64 reference: |got - want| <= atol + rtol * |want| + slack, per element. With no rows there is nothing
+  // to compare. Throws std::invalid_argument where the results have not the shape of tensors().
+  Comparison compare(const std::vector<HostTensor>& results, const ComparisonOptions& options = {}) const;
 
  private:
   ProblemOptions options_;
