@@ -1,0 +1,175 @@
+"""Figures by name: where one is found, and how it is written.
+
+A key is one of
+
+    01_naive/thread_per_row/layernorm_forward/fp32/1024x1024/cold   a timing, as its benchmark is named
+    01_naive/thread_per_row/layernorm_forward/fp32/1024x1024/arange a check on an input
+    peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
+    data/article_worklog/naive                                      a figure in docs/data/
+
+`best` in the place of a variant or peer is the fastest one (of a check: the one with the smallest error).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+
+from results import MODES, PEERS, Check, Repository, ReportError, Timing
+
+# unit: (what it measures, its size in the base unit, how it is written after the number)
+UNITS = {
+    "s": ("time", 1.0, " s"),
+    "ms": ("time", 1e-3, " ms"),
+    "us": ("time", 1e-6, " µs"),
+    "ns": ("time", 1e-9, " ns"),
+    "GB/s": ("rate", 1e9, " GB/s"),
+    "TB/s": ("rate", 1e12, " TB/s"),
+    "percent": ("ratio", 1e-2, "%"),
+    "x": ("ratio", 1.0, "x"),
+    "ulp": ("ulp", 1.0, " ulp"),
+    "absolute": ("error", 1.0, ""),
+    "count": ("count", 1.0, ""),
+    "B": ("bytes", 1.0, " B"),
+    "KiB": ("bytes", 2.0**10, " KiB"),
+    "MiB": ("bytes", 2.0**20, " MiB"),
+    "GiB": ("bytes", 2.0**30, " GiB"),
+    "MB": ("bytes", 1e6, " MB"),
+    "GB": ("bytes", 1e9, " GB"),
+}
+
+COUNTERS = {
+    "median_seconds": "time",
+    "copy_seconds": "time",
+    "bytes_per_second": "rate",
+    "share_of_copy": "ratio",
+    "spread": "ratio",
+    "bytes": "bytes",
+    "samples": "count",
+    "max_ulp_error": "ulp",
+    "max_abs_error": "error",
+    "differing": "count",
+    "compared": "count",
+}
+DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
+                   "error": "max_abs_error", "count": "differing", "bytes": "bytes"}  # fmt: skip
+
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` rounded to `digits` significant digits: 0.0817, 8.05, 4150, 4.10 × 10⁶."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # after rounding: 9.999 has that of 10
+    if exponent >= 6 or exponent < -4:
+        return f"{value / 10.0**exponent:.{digits - 1}f} × 10{str(exponent).translate(SUPERSCRIPT)}"
+    decimals = digits - 1 - exponent
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio * 100:.1f}%"
+
+
+@dataclass(frozen=True)
+class Figure:
+    value: float  # in the base unit of `dimension`
+    dimension: str
+    stale: bool = False
+
+
+def find(repository: Repository, key: str, gpu: str) -> Timing | Check:
+    """The timing or check that `key` names."""
+    parts = key.split("/")
+    if len(parts) != 6:
+        raise ReportError(f"'{key}' is not stage/variant/operation/dtype/shape/timing, nor data/file/name")
+    stage = parts[0]
+    results = repository.peers(gpu) if stage == PEERS else repository.stage_results(stage, gpu)
+    entries: tuple[Timing | Check, ...] = results.timings if parts[5] in MODES else results.checks
+    if parts[1] == "best":
+        rivals = [e for e in entries if e.name.split("/")[2:] == parts[2:] and e.variant != "torch.copy_"]
+        if rivals:
+            worst = math.inf
+            return min(rivals, key=lambda e: e.seconds if isinstance(e, Timing) else (worst if e.max_ulp_error is None else e.max_ulp_error))
+    for entry in entries:
+        if entry.name == key:
+            return entry
+    near = difflib.get_close_matches(key, [e.name for e in entries], n=1, cutoff=0)
+    hint = f"; the nearest there is '{near[0]}'" if near else ""
+    raise ReportError(f"{results.path.relative_to(repository.root)} has no '{key}'{hint}")
+
+
+def counter_of(entry: Timing | Check, counter: str) -> float | None:
+    if isinstance(entry, Check):
+        return getattr(entry, counter, None)
+    if counter == "median_seconds":
+        return entry.seconds
+    if counter in ("copy_seconds", "bytes_per_second", "share_of_copy", "spread"):
+        return getattr(entry, counter)
+    return entry.counters.get(counter)
+
+
+def lookup(repository: Repository, key: str, dimension: str, counter: str | None, gpu: str) -> Figure:
+    """The figure that `key` and `counter` name; without a counter, the usual one for what `dimension` measures."""
+    if key.startswith("data/"):
+        _, _, rest = key.partition("/")
+        file, _, name = rest.partition("/")
+        figures = repository.data(file).get("figures", {})
+        if name not in figures:
+            raise ReportError(f"docs/data/{file}.json has no figure '{name}'; it has: {', '.join(figures) or 'none'}")
+        unit = figures[name]["unit"]
+        if unit not in UNITS:
+            raise ReportError(f"docs/data/{file}.json gives '{name}' in the unknown unit '{unit}'")
+        measures, size, _ = UNITS[unit]
+        return Figure(figures[name]["value"] * size, measures)
+    counter = counter or DEFAULT_COUNTER[dimension]
+    if counter not in COUNTERS:
+        raise ReportError(f"there is no counter '{counter}'; there are: {', '.join(COUNTERS)}")
+    entry = find(repository, key, gpu)
+    value = counter_of(entry, counter)
+    if value is None:
+        raise ReportError(f"'{key}' has no {counter}")
+    return Figure(value, COUNTERS[counter], entry.stale)
+
+
+def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[str, bool]:
+    """The text of a sync:figure marker, and whether it was measured on an earlier version.
+
+    Options: key, unit, counter, digits, gpu; over=KEY divides by a second figure, over_counter names its counter.
+    """
+    unit = options.get("unit", "")
+    if unit not in UNITS:
+        raise ReportError(f"unit is '{unit}'; it must be one of {', '.join(UNITS)}")
+    dimension, size, suffix = UNITS[unit]
+    digits = options.get("digits", "3")
+    if not digits.isdigit() or not 1 <= int(digits) <= 9:
+        raise ReportError(f"digits is '{digits}'; it must be from 1 to 9")
+    if "key" not in options:
+        raise ReportError("key is missing: which figure?")
+
+    if "over" in options:
+        if dimension != "ratio":
+            raise ReportError(f"a ratio of two figures has the unit x or percent, not {unit}")
+        above = lookup(repository, options["key"], "time", options.get("counter"), gpu)
+        below = lookup(repository, options["over"], "time", options.get("over_counter", options.get("counter")), gpu)
+        if above.dimension != below.dimension:
+            raise ReportError(f"a {above.dimension} cannot be divided by a {below.dimension}")
+        if below.value == 0:
+            raise ReportError(f"'{options['over']}' is zero")
+        found = Figure(above.value / below.value, "ratio", above.stale or below.stale)
+    else:
+        found = lookup(repository, options["key"], dimension, options.get("counter"), gpu)
+    if found.dimension != dimension:
+        raise ReportError(f"'{options['key']}' is a {found.dimension}, and {unit} measures a {dimension}")
+
+    if unit == "percent" and "digits" not in options:
+        text = percent(found.value)
+    elif dimension in ("count", "bytes") and "digits" not in options and float(found.value / size).is_integer():
+        text = f"{int(found.value / size)}{suffix}"
+    else:
+        text = significant(found.value / size, int(digits)) + suffix
+    return text + ("†" if found.stale else ""), found.stale

@@ -1,0 +1,227 @@
+"""Reads every figure that the writeups may show: stage results, the peers' measurements, and docs/data.
+
+Seconds, bytes and ratios everywhere; units are chosen where a figure is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import source_hash
+
+ROOT = source_hash.ROOT
+DEFAULT_GPU = "h200"
+MODES = ("cold", "warm", "graph")
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+PEERS = "peers"  # stands where a stage's name does
+PEER_LABELS = {
+    "torch": "PyTorch",
+    "torch eager": "PyTorch, two calls",
+    "torch.compile": "Inductor",
+    "flash-attn triton": "flash-attn",
+    "liger": "Liger",
+    "torch.copy_": "copy",
+}
+
+TO_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+class ReportError(Exception):
+    """Something that a reader or an author has to put right, said in one sentence."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One benchmark: what was run, and what it took. None where the file does not say."""
+
+    stage: str
+    variant: str
+    operation: str
+    dtype: str
+    rows: int
+    cols: int
+    mode: str  # of MODES
+    seconds: float  # median
+    bytes_per_second: float | None = None
+    share_of_copy: float | None = None
+    spread: float | None = None  # as a ratio of the median
+    samples: int | None = None
+    counters: dict[str, float] = field(default_factory=dict, compare=False)
+    stale: bool = False  # measured on an earlier version of the kernel
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.rows}x{self.cols}/{self.mode}"
+
+    @property
+    def label(self) -> str:
+        return PEER_LABELS.get(self.variant, self.variant) if self.stage == PEERS else self.variant
+
+    @property
+    def tensor_mib(self) -> float:
+        return self.rows * self.cols * ELEMENT_BYTES[self.dtype] / 2**20
+
+    @property
+    def copy_seconds(self) -> float | None:
+        """The time of a copy of the same bytes, measured in the same process."""
+        return self.seconds * self.share_of_copy if self.share_of_copy else None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of a variant's outputs with the fp64 reference."""
+
+    stage: str
+    variant: str
+    operation: str
+    dtype: str
+    rows: int
+    cols: int
+    input: str
+    verdict: str
+    expectation: str
+    max_ulp_error: float | None  # None: not finite where the reference is
+    max_abs_error: float | None
+    differing: int
+    compared: int
+    stale: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.rows}x{self.cols}/{self.input}"
+
+    @property
+    def label(self) -> str:
+        return PEER_LABELS.get(self.variant, self.variant) if self.stage == PEERS else self.variant
+
+    @property
+    def right(self) -> bool:
+        """Whether the outputs were right, whatever was expected of them."""
+        return self.differing == 0
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    path: Path
+    context: dict[str, str]
+    timings: tuple[Timing, ...]
+    checks: tuple[Check, ...]
+    stale: bool = False
+
+
+def read_json(path: Path, root: Path) -> dict:
+    shown = path.relative_to(root) if path.is_relative_to(root) else path
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ReportError(f"there is no {shown}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ReportError(f"{shown} cannot be read as JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ReportError(f"{shown} is not a JSON object")
+    return document
+
+
+def number(entry: dict, key: str) -> float | None:
+    value = entry.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    rows, _, cols = text.partition("x")
+    return int(rows), int(cols)
+
+
+def timing_of(entry: dict, stale: bool) -> Timing | None:
+    """A Google Benchmark entry as a Timing; None for aggregates, skipped runs and names that are not ours."""
+    parts = str(entry.get("name", "")).split("/")
+    if entry.get("run_type") == "aggregate" or entry.get("error_occurred") or entry.get("skipped") or len(parts) < 6:
+        return None
+    stage, variant, operation, dtype, shape, mode = parts[:6]  # what follows is Google Benchmark's own
+    if mode not in MODES or dtype not in ELEMENT_BYTES:
+        return None
+    seconds = number(entry, "median_seconds")
+    if seconds is None:
+        return None
+    rows, cols = shape_of(shape)
+    samples = number(entry, "samples")
+    return Timing(
+        stage, variant, operation, dtype, rows, cols, mode, seconds,
+        bytes_per_second=number(entry, "bytes_per_second"),
+        share_of_copy=number(entry, "share_of_copy"),
+        spread=number(entry, "spread"),
+        samples=None if samples is None else int(samples),
+        counters={key: float(value) for key, value in entry.items() if number(entry, key) is not None},
+        stale=stale,
+    )  # fmt: skip
+
+
+def check_of(entry: dict, stale: bool) -> Check:
+    return Check(
+        entry["stage"], entry["variant"], entry["operation"], entry["dtype"], int(entry["rows"]), int(entry["cols"]),
+        entry["input"], entry["verdict"], entry.get("expectation", ""),
+        max_ulp_error=number(entry, "max_ulp_error"),
+        max_abs_error=number(entry, "max_abs_error"),
+        differing=int(entry["differing"]),
+        compared=int(entry["compared"]),
+        stale=stale,
+    )  # fmt: skip
+
+
+class Repository:
+    """The repository's figures, read when asked for."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root.resolve()
+        self.stage_results = lru_cache(None)(self._stage_results)
+        self.peers = lru_cache(None)(self._peers)
+        self.data = lru_cache(None)(self._data)
+        self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
+
+    def stages(self) -> list[str]:
+        return source_hash.stage_folders(self.root)
+
+    def results_path(self, stage: str, gpu: str) -> Path:
+        return self.root / stage / "results" / f"{gpu}.json"
+
+    def has_results(self, stage: str, gpu: str) -> bool:
+        return self.results_path(stage, gpu).is_file()
+
+    def _stage_results(self, stage: str, gpu: str = DEFAULT_GPU) -> ResultFile:
+        path = self.results_path(stage, gpu)
+        document = read_json(path, self.root)
+        context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
+        stale = context.get("source_hash") != self.hash_now(stage)
+        try:
+            timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
+            checks = tuple(check_of(e, stale) for e in document.get("checks", []))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ReportError(f"{path.relative_to(self.root)} has an entry that is not as it should be: {error!r}") from None
+        return ResultFile(path, context, timings, checks, stale)
+
+    def _peers(self, gpu: str = DEFAULT_GPU) -> ResultFile:
+        """What other libraries took, on the same GPU model; written by hand once from a measured run."""
+        path = self.root / "common" / "report" / "peers" / f"{gpu}.json"
+        document = read_json(path, self.root)
+        best: dict[str, Timing] = {}  # where two runs measured the same, the peer's better one counts
+        for row in document["timings"]:
+            if "error" in row:
+                continue
+            timing = Timing(
+                PEERS, row["peer"], row["operation"], row["dtype"], row["rows"], row["cols"], row["timing"],
+                row["median_us"] * 1e-6, row["gigabytes_per_second"] * 1e9, row.get("share_of_copy"),
+            )  # fmt: skip
+            best[timing.name] = min(timing, best.get(timing.name, timing), key=lambda t: t.seconds)
+        timings = tuple(best.values())
+        checks = tuple(check_of({"stage": PEERS, **entry}, False) for entry in document.get("checks", []))
+        return ResultFile(path, document["context"], timings, checks)
+
+    def has_peers(self, gpu: str) -> bool:
+        return (self.root / "common" / "report" / "peers" / f"{gpu}.json").is_file()
+
+    def _data(self, name: str) -> dict:
+        return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)

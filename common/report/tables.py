@@ -1,0 +1,398 @@
+"""The tables of the writeups, made from results."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterable, Sequence, TypeVar
+
+from figures import percent, significant
+from markdown import title_of
+from results import MODES, PEERS, Check, Repository, ReportError, ResultFile, Timing
+
+DAGGER_NOTE = "† measured on an earlier version of the kernel"
+MISSING = "–"
+PEERS_EXCEPT = ("torch.copy_",)  # the baseline is not a rival
+
+Entry = TypeVar("Entry", Timing, Check)
+
+
+@dataclass(frozen=True)
+class Table:
+    text: str
+    stale: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table is wanted: in which file, with which options."""
+
+    repository: Repository
+    file: Path
+    options: dict[str, str]
+    gpu: str
+
+    def option(self, name: str, default: str = "") -> str:
+        return self.options.get(name, default)
+
+    def chosen(self, name: str) -> list[str]:
+        """A comma-separated option; empty where all are meant."""
+        return [word for word in self.option(name).split(",") if word]
+
+    def flag(self, name: str) -> bool:
+        value = self.option(name, "no")
+        if value not in ("yes", "no"):
+            raise ReportError(f"{name} is '{value}'; it must be yes or no")
+        return value == "yes"
+
+    def stage(self) -> str:
+        """The stage option, else the stage in whose folder the file lies."""
+        stages = self.repository.stages()
+        own = self.file.parent.name if self.file.parent.parent == self.repository.root else ""
+        stage = self.option("stage", own if own in stages else "")
+        if not stage:
+            raise ReportError("stage is missing: this file lies in no stage's folder")
+        if stage not in stages:
+            raise ReportError(f"there is no stage '{stage}'; there are: {', '.join(stages)}")
+        return stage
+
+    def link(self, path: Path, text: str | None = None) -> str:
+        target = os.path.relpath(path, self.file.parent)
+        return f"[{text or target}]({target})"
+
+    def timings_named(self, default: str = "") -> list[str]:
+        modes = [mode for mode in self.option("timing", default).split(",") if mode]
+        for mode in modes:
+            if mode not in MODES:
+                raise ReportError(f"timing is '{mode}'; it must be of {', '.join(MODES)}")
+        return modes
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A pipe table: the first `left` columns flush left, the rest flush right."""
+    lines = [head, ["---" if i < left else "---:" for i in range(len(head))], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shape_text(entry: Timing | Check) -> str:
+    return f"{entry.rows} x {entry.cols}"
+
+
+def dagger(text: str, stale: bool) -> str:
+    return f"{text}†" if stale else text
+
+
+def source_note(place: Place, files: Iterable[ResultFile]) -> list[str]:
+    """One sentence per file: which GPU, when, at which commit, and where the data is."""
+    notes = []
+    for results in files:
+        context = results.context
+        commit = context.get("commit", "")
+        where = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
+        where += [f"commit `{commit[:10]}`"] if commit else []
+        notes.append(f"{', '.join(word for word in where if word)}: {place.link(results.path)}")
+    return notes
+
+
+def caption(parts: Iterable[str], stale: bool) -> str:
+    sentences = [part for part in [*parts, DAGGER_NOTE if stale else ""] if part]
+    return "\n\n<sub>" + ". ".join(sentences) + ".</sub>"
+
+
+def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
+    """The entries that the options operation, dtype, shape, rows, cols, mib and variant leave."""
+    wanted: list[tuple[str, Callable[[Entry], str]]] = [
+        ("operation", lambda e: e.operation),
+        ("dtype", lambda e: e.dtype),
+        ("shape", lambda e: f"{e.rows}x{e.cols}"),
+        ("rows", lambda e: str(e.rows)),
+        ("cols", lambda e: str(e.cols)),
+        ("variant", lambda e: e.variant),
+    ]
+    left = list(entries)
+    for name, value_of in wanted:
+        values = place.chosen(name)
+        if not values:
+            continue
+        there = sorted({value_of(entry) for entry in left})
+        left = [entry for entry in left if value_of(entry) in values]
+        if not left:
+            shown = file.relative_to(place.repository.root)
+            raise ReportError(f"{shown} has nothing with {name} {place.option(name)}; it has: {', '.join(there) or 'none'}")
+    return left
+
+
+def near_mib(place: Place, entries: list[Timing]) -> list[Timing]:
+    """The entries whose tensor is of the size in the option mib, to within a twentieth (odd widths do not divide)."""
+    if "mib" not in place.options:
+        return entries
+    try:
+        size = float(place.option("mib"))
+    except ValueError:
+        raise ReportError(f"mib is '{place.option('mib')}'; it must be a number") from None
+    near = [entry for entry in entries if abs(entry.tensor_mib - size) <= size / 20]
+    if not near:
+        raise ReportError(f"nothing has tensors of {place.option('mib')} MiB")
+    return near
+
+
+def peer_timings(place: Place, like: Iterable[Timing]) -> list[Timing]:
+    """The peers' timings at the operations, types, shapes and modes that `like` has."""
+    cases = {(t.operation, t.dtype, t.rows, t.cols, t.mode) for t in like}
+    rivals = [t for t in place.repository.peers(place.gpu).timings if t.variant not in PEERS_EXCEPT]
+    return [t for t in rivals if (t.operation, t.dtype, t.rows, t.cols, t.mode) in cases]
+
+
+def time_unit(entries: Iterable[Timing]) -> tuple[str, float]:
+    return ("ms", 1e-3) if min(t.seconds for t in entries) >= 1e-3 else ("µs", 1e-6)
+
+
+def ladder(place: Place) -> Table:
+    """A stage's variants: time in each mode, then spread, GB/s and share of a copy in the first mode."""
+    repository = place.repository
+    results = repository.stage_results(place.stage(), place.gpu)
+    entries = near_mib(place, select(place, results.timings, results.path))
+    sources = [results]
+    modes = place.timings_named() or [mode for mode in MODES if any(t.mode == mode for t in entries)]
+    entries = [t for t in entries if t.mode in modes]
+    if not entries:
+        raise ReportError(f"{results.path.relative_to(repository.root)} has no timings for this table")
+    own = list(entries)
+
+    if place.flag("previous"):
+        before = [s for s in repository.stages() if s < place.stage() and repository.has_results(s, place.gpu)]
+        if before:
+            earlier = repository.stage_results(before[-1], place.gpu)
+            cases = {(t.operation, t.dtype, t.rows, t.cols, t.mode) for t in own}
+            same = [t for t in earlier.timings if (t.operation, t.dtype, t.rows, t.cols, t.mode) in cases]
+            fastest = min((t for t in same if t.mode == modes[0]), key=lambda t: t.seconds, default=None)
+            if fastest:
+                entries = [t for t in same if t.variant == fastest.variant] + entries
+                sources.insert(0, earlier)
+    if place.flag("peers"):
+        rivals = peer_timings(place, own)
+        entries += rivals
+        sources += [repository.peers(place.gpu)] if rivals else []
+
+    # What is the same in every row goes into the caption.
+    dimensions: list[tuple[str, Callable[[Timing], str]]] = [
+        ("operation", lambda t: f"`{t.operation}`"),
+        ("dtype", lambda t: t.dtype),
+        ("shape", shape_text),
+    ]
+    varying = [(name, text) for name, text in dimensions if len({text(t) for t in entries}) > 1]
+    common = [text(entries[0]) for name, text in dimensions if (name, text) not in varying]
+
+    rows: dict[tuple[str, ...], dict[str, Timing]] = {}
+    for t in entries:
+        rows.setdefault((t.stage, t.variant, t.operation, t.dtype, shape_text(t)), {})[t.mode] = t
+    unit, size = time_unit(entries)
+    first = modes[0]
+    own_stage = place.stage()
+    best = min((t for t in own if t.mode == first), key=lambda t: t.seconds, default=None) if not varying else None
+
+    lines = []
+    for by_mode in rows.values():
+        some = next(iter(by_mode.values()))
+        main = by_mode.get(first)
+        name = some.label if some.stage == PEERS else f"`{some.variant}`"
+        if some.stage not in (PEERS, own_stage):
+            name += f" ({some.stage[:2]})"
+        times = [dagger(significant(by_mode[m].seconds / size), by_mode[m].stale) if m in by_mode else MISSING for m in modes]
+        if best is not None and main is best:
+            name, times[0] = f"**{name}**", f"**{times[0]}**"
+        lines.append([
+            name,
+            *[text(some) for _, text in varying],
+            *times,
+            f"±{percent(main.spread)}" if main and main.spread is not None else MISSING,
+            significant(main.bytes_per_second / 1e9) if main and main.bytes_per_second else MISSING,
+            percent(main.share_of_copy) if main and main.share_of_copy else MISSING,
+        ])  # fmt: skip
+    if not varying:
+        lines.append(copy_row(own, modes, size))
+    head = ["variant", *[name for name, _ in varying], *[f"{mode}, {unit}" for mode in modes]]
+    head += ["spread", "GB/s", "share of a copy"]
+    stale = any(t.stale for t in entries)
+    what = ", ".join(common)
+    of_first = f"Spread, GB/s and share are those of the {first} runs" if len(modes) > 1 else ""
+    return Table(markdown_table(head, lines, 1 + len(varying)) + caption([what, of_first, *source_note(place, sources)], stale), stale)
+
+
+def copy_row(entries: Sequence[Timing], modes: Sequence[str], size: float) -> list[str]:
+    """The baseline: a copy of the same bytes, as measured beside the variants."""
+    times = []
+    for mode in modes:
+        seconds = [t.copy_seconds for t in entries if t.mode == mode and t.copy_seconds]
+        times.append(significant(statistics.median(seconds) / size) if seconds else MISSING)
+    rates = [t.bytes_per_second / t.share_of_copy for t in entries if t.mode == modes[0] and t.bytes_per_second and t.share_of_copy]
+    rate = significant(statistics.median(rates) / 1e9) if rates else MISSING
+    return ["*a copy of the same bytes*", *times, "", rate, percent(1.0)]
+
+
+def sweep(place: Place) -> Table:
+    """Variants (and peers) in rows, shapes in columns; one operation, type and mode."""
+    repository = place.repository
+    results = repository.stage_results(place.stage(), place.gpu)
+    value = place.option("value", "share")
+    texts: dict[str, tuple[str, Callable[[Timing], str | None]]] = {
+        "share": ("share of a copy", lambda t: percent(t.share_of_copy) if t.share_of_copy else None),
+        "time": ("µs", lambda t: significant(t.seconds * 1e6)),
+        "rate": ("GB/s", lambda t: significant(t.bytes_per_second / 1e9) if t.bytes_per_second else None),
+    }
+    if value not in texts:
+        raise ReportError(f"value is '{value}'; it must be one of {', '.join(texts)}")
+    unit, text_of = texts[value]
+    mode = place.option("timing", "cold")
+    place.timings_named(mode)
+    entries = near_mib(place, select(place, [t for t in results.timings if t.mode == mode], results.path))
+    if not entries:
+        raise ReportError(f"{results.path.relative_to(repository.root)} has no {mode} timings for this table")
+    for name in ("operation", "dtype"):
+        several = sorted({getattr(t, name) for t in entries})
+        if len(several) > 1:
+            raise ReportError(f"this table is for one {name}; choose from: {', '.join(several)}")
+    sources = [results]
+    if place.flag("peers"):
+        rivals = peer_timings(place, entries)
+        sources += [repository.peers(place.gpu)] if rivals else []
+        entries = entries + rivals
+
+    shapes = sorted({(t.cols, t.rows) for t in entries})
+    by_cols = len({cols for cols, _ in shapes}) == len(shapes)
+    cells: dict[str, dict[tuple[int, int], Timing]] = {}
+    for t in entries:
+        name = t.label if t.stage == PEERS else f"`{t.variant}`"
+        cells.setdefault(name, {})[t.cols, t.rows] = t
+    fastest = {shape: min((row[shape] for row in cells.values() if shape in row), key=lambda t: t.seconds) for shape in shapes}
+
+    lines = []
+    for name, row in cells.items():
+        line = [name]
+        for shape in shapes:
+            text = text_of(row[shape]) if shape in row else None
+            if text is None:
+                line.append(MISSING)
+                continue
+            text = dagger(text, row[shape].stale)
+            line.append(f"**{text}**" if row[shape] is fastest[shape] else text)
+        lines.append(line)
+    head = [f"{unit} at cols" if by_cols else unit, *[str(cols) if by_cols else f"{rows} x {cols}" for cols, rows in shapes]]
+    stale = any(t.stale for t in entries)
+    what = f"`{entries[0].operation}`, {entries[0].dtype}, {mode}"
+    if "mib" in place.options:
+        what += f", tensors of {place.option('mib')} MiB"
+    return Table(markdown_table(head, lines) + caption([what, *source_note(place, sources)], stale), stale)
+
+
+def numerics(place: Place) -> Table:
+    """Inputs in rows, variants in columns: the largest error in units in the last place, and what failed."""
+    repository = place.repository
+    results = repository.stage_results(place.stage(), place.gpu)
+    entries = select(place, results.checks, results.path)
+    if not entries:
+        raise ReportError(f"{results.path.relative_to(repository.root)} has no checks")
+    sources = [results]
+    if place.flag("peers"):
+        cases = {(c.operation, c.dtype, c.rows, c.cols, c.input) for c in entries}
+        rivals = [c for c in repository.peers(place.gpu).checks if (c.operation, c.dtype, c.rows, c.cols, c.input) in cases]
+        entries += rivals
+        sources += [repository.peers(place.gpu)] if rivals else []
+    several_types = len({c.dtype for c in entries}) > 1
+
+    columns: dict[tuple[str, str], dict[str, list[Check]]] = {}
+    for check in entries:
+        column = columns.setdefault((check.label if check.stage == PEERS else f"`{check.variant}`", check.dtype), {})
+        column.setdefault(check.input, []).append(check)
+    inputs = list(dict.fromkeys(check.input for check in entries))
+    lines = []
+    for name in inputs:
+        line = [f"`{name}`"]
+        for column in columns.values():
+            line.append(numerics_cell(column.get(name, [])))
+        lines.append(line)
+    head = ["input", *[f"{variant}, {dtype}" if several_types else variant for variant, dtype in columns]]
+    shapes = list(dict.fromkeys(shape_text(c) for c in entries))
+    operations = ", ".join(f"`{name}`" for name in dict.fromkeys(c.operation for c in entries))
+    over = shapes[0] if len(shapes) == 1 else f"the worst of {len(shapes)} shapes"
+    types = "" if several_types else f", {entries[0].dtype}"
+    what = f"Largest error in ulp against the fp64 reference: {operations}{types}, {over}"
+    marks = "✗: outside the tolerance" if any(not c.right for c in entries) else ""
+    if any(not c.right and is_expected(c) for c in entries):
+        marks += "; (expected): known to fail there, and tested to"
+    stale = any(c.stale for c in entries)
+    return Table(markdown_table(head, lines) + caption([what, marks, *source_note(place, sources)], stale), stale)
+
+
+def is_expected(check: Check) -> bool:
+    return check.verdict == "expected failure"
+
+
+def numerics_cell(checks: Sequence[Check]) -> str:
+    if not checks:
+        return MISSING
+    errors = [c.max_ulp_error for c in checks]
+    text = "not finite" if None in errors else significant(max(e for e in errors if e is not None), 2)
+    failed = [c for c in checks if not c.right]
+    if failed:
+        text += " ✗" + (" (expected)" if all(is_expected(c) for c in failed) else "")
+    return dagger(text, any(c.stale for c in checks))
+
+
+def ladder_all(place: Place) -> Table:
+    """Every stage's fastest variant at one shape and type: the ladder at a glance."""
+    repository = place.repository
+    shape, dtype, mode = place.option("shape", "1024x1024"), place.option("dtype", "fp32"), place.option("timing", "cold")
+    place.timings_named(mode)
+    best: list[Timing] = []
+    sources: list[ResultFile] = []
+    without: list[str] = []
+    for stage in repository.stages():
+        if not repository.has_results(stage, place.gpu):
+            without.append(stage)
+            continue
+        results = repository.stage_results(stage, place.gpu)
+        here = [t for t in results.timings if f"{t.rows}x{t.cols}" == shape and t.dtype == dtype and t.mode == mode]
+        by_operation = {t.operation: t for t in sorted(here, key=lambda t: -t.seconds)}  # the last one in is the fastest
+        if "operation" in place.options:
+            by_operation = {name: t for name, t in by_operation.items() if name in place.chosen("operation")}
+        best += by_operation.values()
+        if by_operation:
+            sources.append(results)
+        else:
+            without.append(stage)
+    lines = []
+    several = len({t.operation for t in best}) > 1
+    first: dict[str, Timing] = {}
+    for t in best:
+        start = first.setdefault(t.operation, t)
+        readme = repository.root / t.stage / "README.md"
+        title = title_of(readme.read_text(encoding="utf-8")) if readme.is_file() else None
+        lines.append([
+            place.link(readme if readme.is_file() else repository.root / t.stage, title or t.stage),
+            f"`{t.variant}`",
+            *([f"`{t.operation}`"] if several else []),
+            dagger(significant(t.seconds * 1e6), t.stale),
+            significant(t.bytes_per_second / 1e9) if t.bytes_per_second else MISSING,
+            percent(t.share_of_copy) if t.share_of_copy else MISSING,
+            f"{significant(start.seconds / t.seconds)}x",
+        ])  # fmt: skip
+    stale = any(t.stale for t in best)
+    missing = f"No results yet at this shape: {', '.join(without)}" if without else ""
+    if not lines:
+        return Table(f"*{missing or 'There is no stage yet'}.*", False)
+    head = ["stage", "fastest variant", *(["operation"] if several else []), "µs", "GB/s", "share of a copy", "against the first"]
+    what = ", ".join([*([] if several else [f"`{best[0].operation}`"]), dtype, shape.replace("x", " x "), mode])
+    text = markdown_table(head, lines, 3 if several else 2)
+    return Table(text + caption([what, missing, *source_note(place, sources)], stale), stale)
+
+
+ENTRY_OPTIONS = {"stage", "gpu", "operation", "dtype", "shape", "rows", "cols", "variant"}
+TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
+    "ladder": (ladder, ENTRY_OPTIONS | {"timing", "mib", "previous", "peers"}),
+    "sweep": (sweep, ENTRY_OPTIONS | {"timing", "mib", "value", "peers"}),
+    "numerics": (numerics, ENTRY_OPTIONS | {"peers"}),
+    "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
+}

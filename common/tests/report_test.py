@@ -1,0 +1,524 @@
+#!/usr/bin/env python3
+"""Tests of common/report/: markers, tables, figures, links, commands, the source hash, charts and drawings.
+
+Each test makes a small repository of its own with invented results, and runs the scripts as a reader runs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2]
+REPORT = SOURCE / "common" / "report"
+sys.path.insert(0, str(REPORT))
+sys.dont_write_bytecode = True
+
+import figures  # noqa: E402
+import markdown  # noqa: E402
+import source_hash  # noqa: E402
+
+KERNELS_01 = """\
+// One thread per row.
+#pragma once
+#include "common/harness/arguments.h"
+
+namespace worklog::naive {
+  // [snippet: kernel]
+  __global__ void normalize(float* x) {
+    x[0] = 1.0f;  // a comment
+    // [snippet: inner]
+    x[1] = 1'000.0f;
+    // [/snippet]
+  }
+  // [/snippet]
+}
+"""
+KERNELS_02 = '#pragma once\n#include "01_naive/kernels.cuh"\n__global__ void tree(float* x);\n'
+
+README_01 = """\
+# 01 · One thread per row
+
+<!-- sync:nav -->
+<!-- /sync -->
+
+Text before the code, with a link to [the kernels](kernels.cuh) and [a section](#what-we-measured).
+
+<!-- sync:code file=kernels.cuh snippet=kernel -->
+<!-- /sync -->
+
+## What we measured
+
+It takes <!-- sync:figure key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold unit=ms --><!-- /sync --> here.
+
+<!-- sync:table ladder dtype=fp32 shape=1024x1024 -->
+<!-- /sync -->
+
+```sh
+./worklog run 01
+```
+"""
+WORKLOG = "#!/bin/sh\ncat <<'EOT'\nusage: ./worklog VERB\n\n  run [NN]   run it\n             wrapped text\n  sync       fill\nEOT\n"
+
+
+def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp32", shape: str = "1024x1024",
+              mode: str = "cold", operation: str = "layernorm_forward", share: float = 0.5) -> dict:  # fmt: skip
+    rows, cols = (int(n) for n in shape.split("x"))
+    size = 2 * rows * cols * (4 if dtype == "fp32" else 2)
+    name = f"{stage}/{variant}/{operation}/{dtype}/{shape}/{mode}"
+    return {
+        "name": name + "/manual_time", "run_name": name, "run_type": "iteration", "real_time": microseconds,
+        "time_unit": "us", "bytes": size, "bytes_per_second": size / (microseconds * 1e-6), "share_of_copy": share,
+        "median_seconds": microseconds * 1e-6, "spread": 0.0123, "samples": 100, "max_ulp_error": 1.5,
+    }  # fmt: skip
+
+
+def check(stage: str, variant: str, name: str, ulp: float | None, *, right: bool = True, expected: str = "",
+          dtype: str = "fp32") -> dict:  # fmt: skip
+    verdict = "passed" if right else "expected failure" if expected else "failed"
+    return {
+        "stage": stage, "variant": variant, "operation": "layernorm_forward", "dtype": dtype, "rows": 1024,
+        "cols": 1024, "input": name, "verdict": verdict, "max_ulp_error": ulp, "max_abs_error": 0.25,
+        "differing": 0 if right else 979, "compared": 1048576, "expectation": expected,
+    }  # fmt: skip
+
+
+class Playground(unittest.TestCase):
+    """A repository in a temporary folder: two stages with results, a third without."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve()
+        self.write("01_naive/kernels.cuh", KERNELS_01)
+        self.write("02_tree/kernels.cuh", KERNELS_02)
+        self.write("03_later/kernels.cuh", "// nothing measured yet\n")
+        self.write("01_naive/README.md", README_01)
+        self.write("02_tree/README.md", "# 02 · A tree\n\n<!-- sync:nav -->\n<!-- /sync -->\n")
+        self.write("README.md", "# The worklog\n")
+        self.write("worklog", WORKLOG)
+        (self.root / "worklog").chmod(0o755)
+        self.results("01_naive", [
+            benchmark("01_naive", "plain", 2388.6, share=0.0101),
+            benchmark("01_naive", "plain", 2000.0, mode="warm", share=0.005),
+            benchmark("01_naive", "small", 1000.0, share=0.02),
+            benchmark("01_naive", "small", 9000.0, shape="1024x4096", share=0.03),
+            {"name": "BigO", "run_type": "aggregate"},
+        ])  # fmt: skip
+        self.results("02_tree", [
+            benchmark("02_tree", "two_pass", 81.68, share=0.25),
+            benchmark("02_tree", "one_pass", 70.0, share=0.3),
+        ], [
+            check("02_tree", "one_pass", "normal", 1.25),
+            check("02_tree", "one_pass", "arange", 4.1e9, right=False, expected="fails on arange"),
+            check("02_tree", "two_pass", "normal", 0.75),
+            check("02_tree", "two_pass", "arange", None, right=False),
+        ])  # fmt: skip
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def read(self, name: str) -> str:
+        return (self.root / name).read_text(encoding="utf-8")
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        text = self.read(name)
+        self.assertIn(old, text)
+        self.write(name, text.replace(old, new, 1))
+
+    def results(self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None) -> None:
+        context = {"gpu": "h200", "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
+                   "source_hash": source_hash.source_hash(stage, self.root), "caches": []}  # fmt: skip
+        document = {"context": context, "benchmarks": benchmarks, "checks": checks or []}
+        self.write(f"{stage}/results/h200.json", json.dumps(document))
+
+    def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, REPORT / name, "--root", self.root, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def sync(self, *arguments: str, expect: int = 0) -> str:
+        done = self.script("sync.py", *arguments)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stderr
+
+    def filled(self, marker: str, name: str = "docs/page.md") -> str:
+        """What sync puts between `marker` and its end."""
+        self.write(name, f"# Page\n\nA word {marker}<!-- /sync -->\n" if "sync:figure" in marker else f"# Page\n\n{marker}\n<!-- /sync -->\n")
+        self.sync(str(self.root / name))
+        match = re.search(r"-->(.*)<!-- /sync -->", self.read(name), re.DOTALL)
+        assert match
+        return match.group(1).strip()
+
+    def refused(self, marker: str, name: str = "docs/page.md") -> str:
+        """The message with which sync refuses `marker`."""
+        self.write(name, f"# Page\n\nA word {marker}<!-- /sync -->\n")
+        message = self.sync(str(self.root / name), expect=1)
+        self.assertIn(f"{name}:3: ", message)
+        return message
+
+
+class Sync(Playground):
+    def test_fills_and_is_then_content(self) -> None:
+        self.sync("--check", expect=1)
+        self.sync()
+        text = self.read("01_naive/README.md")
+        self.assertIn("```cuda\n__global__ void normalize(float* x) {\n  x[0] = 1.0f;  // a comment\n  x[1] = 1'000.0f;\n}\n```", text)
+        self.assertIn("-->2.39 ms<!-- /sync -->", text)
+        self.assertIn("| **`small`** | **1.00** |", text)
+        self.assertIn("[02 · A tree](../02_tree/README.md) →", text)
+        self.sync("--check")
+
+    def test_filling_twice_changes_nothing(self) -> None:
+        self.sync()
+        once = self.read("01_naive/README.md")
+        self.sync()
+        self.assertEqual(self.read("01_naive/README.md"), once)
+
+    def test_emptied_regions_come_back_the_same(self) -> None:
+        self.sync()
+        once = self.read("01_naive/README.md")
+        emptied = re.sub(r"(<!-- sync:.*?-->).*?(<!-- /sync -->)", r"\1\2", once, flags=re.DOTALL)
+        self.assertNotIn("2.39", emptied)
+        self.write("01_naive/README.md", emptied)
+        self.sync()
+        self.assertEqual(self.read("01_naive/README.md"), once)
+
+    def test_check_writes_nothing(self) -> None:
+        before = self.read("01_naive/README.md")
+        self.sync("--check", expect=1)
+        self.assertEqual(self.read("01_naive/README.md"), before)
+
+    def drift(self, name: str, old: str, new: str, *expected: str) -> None:
+        """Syncs, edits, and expects --check to complain with these words, and sync to put it right unless it cannot."""
+        self.sync()
+        self.edit(name, old, new)
+        message = self.sync("--check", expect=1)
+        for words in expected:
+            self.assertIn(words, message)
+
+    def line(self, name: str, words: str) -> int:
+        return self.read(name).split(words)[0].count("\n") + 1
+
+    def test_finds_a_changed_digit_in_prose(self) -> None:
+        self.drift("01_naive/README.md", "-->2.39 ms", "-->2.38 ms", "sync:figure key=01_naive/plain", "'2.38 ms' where its source gives '2.39 ms'")
+        self.assertIn(f"01_naive/README.md:{self.line('01_naive/README.md', '2.38 ms')}: ", self.sync("--check", expect=1))
+
+    def test_finds_a_changed_digit_in_a_table(self) -> None:
+        self.drift("01_naive/README.md", "| 2.39 |", "| 2.38 |", "sync:table ladder", "2.38", "2.39")
+
+    def test_finds_a_changed_result(self) -> None:
+        self.drift("01_naive/results/h200.json", "0.0023886", "0.0024886", "sync:figure", "sync:table")
+
+    def test_finds_an_edited_snippet_in_the_writeup(self) -> None:
+        self.drift("01_naive/README.md", "x[0] = 1.0f", "x[0] = 2.0f", "01_naive/README.md:11: sync:code file=kernels.cuh snippet=kernel")
+
+    def test_finds_an_edited_kernel(self) -> None:
+        self.drift("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f", "sync:code file=kernels.cuh snippet=kernel", "2.0f")
+
+    def test_finds_a_missing_snippet(self) -> None:
+        self.drift("01_naive/kernels.cuh", "[snippet: kernel]", "[snippet: colonel]", "has no snippet 'kernel'; it has: colonel, inner")
+
+    def test_finds_a_snippet_left_open(self) -> None:
+        self.drift("01_naive/kernels.cuh", "  }\n  // [/snippet]\n", "  }\n", "opens the snippet 'kernel', which has no [/snippet]")
+
+    def test_finds_missing_results(self) -> None:
+        self.sync()
+        (self.root / "01_naive/results/h200.json").unlink()
+        self.assertIn("there is no 01_naive/results/h200.json", self.sync("--check", expect=1))
+
+    def test_finds_a_missing_end(self) -> None:
+        self.drift("01_naive/README.md", "ms<!-- /sync -->", "ms", "sync:figure", "no <!-- /sync --> before the next marker")
+
+    def test_finds_a_missing_beginning(self) -> None:
+        self.drift("01_naive/README.md", "<!-- sync:code file=kernels.cuh snippet=kernel -->", "", "/sync: closes nothing")
+
+    def test_finds_a_missing_nav(self) -> None:
+        self.drift("02_tree/README.md", "<!-- sync:nav -->", "<!-- -->", "02_tree/README.md:1: sync:nav: is missing")
+
+    def test_finds_a_dead_link(self) -> None:
+        self.drift("01_naive/README.md", "(kernels.cuh)", "(colonels.cuh)", "01_naive/README.md:9: link colonels.cuh: leads nowhere")
+
+    def test_finds_a_dead_image(self) -> None:
+        self.drift("02_tree/README.md", "# 02", "![chart](charts/none.svg)\n\n# 02", "02_tree/README.md:1: link charts/none.svg")
+        self.drift("02_tree/README.md", "# 02", '<img src="none.svg">\n\n# 02', "link none.svg: leads nowhere")
+
+    def test_finds_a_dead_heading(self) -> None:
+        self.drift("01_naive/README.md", "(#what-we-measured)", "(#what-we-meant)", "names no heading of 01_naive/README.md")
+
+    def test_finds_a_link_out_of_the_repository(self) -> None:
+        self.drift("02_tree/README.md", "# 02", "[out](../../etc)\n\n# 02", "leads out of the repository")
+
+    def test_leaves_addresses_and_code_alone(self) -> None:
+        self.sync()
+        self.edit("02_tree/README.md", "# 02", "[a](https://example.org/x) `[b](none.md)` $f[i](x)$\n\n```\n[c](none.md)\n```\n\n# 02")
+        self.sync("--check")
+
+    def test_finds_an_unknown_verb(self) -> None:
+        self.drift("01_naive/README.md", "./worklog run 01", "./worklog ruin 01", "./worklog ruin: there is no verb 'ruin'; there are: run, sync")
+        message = self.sync("--check", expect=1)
+        self.assertIn(f"01_naive/README.md:{self.line('01_naive/README.md', './worklog ruin')}: ", message)
+
+    def test_reads_only_shell_blocks_for_verbs(self) -> None:
+        self.sync()
+        self.edit("02_tree/README.md", "# 02", "```text\n./worklog ruin\n```\n\n# 02")
+        self.sync("--check")
+
+    def test_finds_an_unknown_marker(self) -> None:
+        self.drift("02_tree/README.md", "sync:nav", "sync:knave", "there is no such marker")
+
+    def test_ignores_markers_in_code(self) -> None:
+        self.sync()
+        self.edit("02_tree/README.md", "# 02", "`<!-- sync:what -->`\n\n```html\n<!-- sync:what -->\n```\n\n# 02")
+        self.sync("--check")
+
+    def test_refuses_a_figure_that_begins_its_line(self) -> None:
+        marker = "<!-- sync:figure key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold unit=ms -->"
+        self.write("docs/page.md", f"Words\n{marker}<!-- /sync -->\n- {marker}<!-- /sync -->\n")
+        message = self.sync(str(self.root / "docs/page.md"), expect=1)
+        self.assertIn("docs/page.md:2: ", message)
+        self.assertIn("docs/page.md:3: ", message)
+        self.assertIn("put a word before it", message)
+
+    def test_wrong_usage_has_exit_code_2(self) -> None:
+        for arguments in (["--what"], ["none.md"], ["--strict"], [str(self.root / "worklog")]):
+            self.sync(*arguments, expect=2)
+
+    def test_marks_figures_of_an_earlier_kernel(self) -> None:
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
+        self.sync()
+        text = self.read("01_naive/README.md")
+        self.assertIn("-->2.39 ms†<!-- /sync -->", text)
+        self.assertIn("| 2.39† |", text)
+        self.assertIn("† measured on an earlier version of the kernel", text)
+        self.sync("--check")
+        message = self.sync("--check", "--strict", expect=1)
+        self.assertIn("sync:figure key=01_naive/plain", message)
+        self.assertIn("was measured on an earlier version of the kernel", message)
+
+    def test_a_comment_in_the_kernel_makes_nothing_old(self) -> None:
+        self.edit("01_naive/kernels.cuh", "// One thread per row.", "// One thread for each row.")
+        self.sync()
+        self.sync("--check", "--strict")
+
+
+class Figures(Playground):
+    def figure(self, arguments: str) -> str:
+        return self.filled(f"<!-- sync:figure {arguments} -->")
+
+    def test_units(self) -> None:
+        key = "key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold"
+        self.assertEqual(self.figure(f"{key} unit=ms"), "2.39 ms")
+        self.assertEqual(self.figure(f"{key} unit=us"), "2390 µs")
+        self.assertEqual(self.figure(f"{key} unit=ms digits=5"), "2.3886 ms")
+        self.assertEqual(self.figure(f"{key} unit=GB/s"), "3.51 GB/s")
+        self.assertEqual(self.figure(f"{key} unit=percent"), "1.0%")
+        self.assertEqual(self.figure(f"{key} unit=percent counter=spread"), "1.2%")
+        self.assertEqual(self.figure(f"{key} unit=us counter=copy_seconds"), "24.1 µs")
+        self.assertEqual(self.figure(f"{key} unit=MiB counter=bytes"), "8 MiB")
+        self.assertEqual(self.figure(f"{key} unit=count counter=samples"), "100")
+
+    def test_ratio_of_two(self) -> None:
+        slow, fast = (f"{s}/layernorm_forward/fp32/1024x1024/cold" for s in ("01_naive/plain", "02_tree/best"))
+        self.assertEqual(self.figure(f"key={slow} over={fast} unit=x"), "34.1x")
+        self.assertEqual(self.figure(f"key={fast} over={slow} unit=percent"), "2.9%")
+        self.assertEqual(self.figure(f"key={slow} over={fast} unit=percent counter=share_of_copy"), "3.4%")
+
+    def test_check_figure(self) -> None:
+        self.assertEqual(self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=ulp"), "4.10 × 10⁹ ulp")
+        self.assertEqual(self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=count"), "979")
+
+    def test_data_figure(self) -> None:
+        self.write("docs/data/article.json", '{"figures": {"naive": {"value": 2.3886, "unit": "ms"}}}')
+        self.assertEqual(self.figure("key=data/article/naive unit=ms digits=5"), "2.3886 ms")
+        ours = "01_naive/plain/layernorm_forward/fp32/1024x1024/cold"
+        self.assertEqual(self.figure(f"key=data/article/naive over={ours} unit=x"), "1.00x")
+        self.assertIn("no figure 'native'; it has: naive", self.refused("<!-- sync:figure key=data/article/native unit=ms -->"))
+
+    def test_peer_figure(self) -> None:
+        self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
+        self.assertEqual(self.figure('key="peers/torch/layernorm_forward/fp32/1024x1024/cold" unit=us'), "10.2 µs")
+        self.assertEqual(self.figure("key=peers/best/layernorm_forward/bf16/262144x1024/cold unit=percent"), "100.5%")
+
+    def test_refusals(self) -> None:
+        key = "key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold"
+        for arguments, words in {
+            f"{key} unit=parsec": "unit is 'parsec'",
+            f"{key} unit=GB/s counter=median_seconds": "is a time, and GB/s measures a rate",
+            f"{key} unit=ms digits=0": "digits is '0'",
+            f"{key} unit=ms over=01_naive/small/layernorm_forward/fp32/1024x1024/cold": "has the unit x or percent",
+            f"{key} unit=ms colour=red": "'colour' is not an option here",
+            f"{key} unit=count counter=luck": "no counter 'luck'",
+            "unit=ms": "key is missing",
+            "key=01_naive/plane/layernorm_forward/fp32/1024x1024/cold unit=ms": "the nearest there is '01_naive/plain/",
+            "key=03_later/plain/layernorm_forward/fp32/1024x1024/cold unit=ms": "there is no 03_later/results/h200.json",
+            f"{key} unit=ms gpu=abacus": "there is no 01_naive/results/abacus.json",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(words, self.refused(f"<!-- sync:figure {arguments} -->"))
+
+    def test_significant_digits(self) -> None:
+        for value, text in {0.081684: "0.0817", 8.0456: "8.05", 9.999: "10.0", 999.9: "1000", 4153.2: "4150", 0.0: "0",
+                            1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3"}.items():  # fmt: skip
+            self.assertEqual(figures.significant(value), text)
+
+
+class Tables(Playground):
+    def table(self, arguments: str, name: str = "docs/page.md") -> list[str]:
+        return self.filled(f"<!-- sync:table {arguments} -->", name).split("\n")
+
+    def test_ladder(self) -> None:
+        lines = self.table("ladder stage=01_naive dtype=fp32 shape=1024x1024")
+        self.assertEqual(lines[0], "| variant | cold, ms | warm, ms | spread | GB/s | share of a copy |")
+        self.assertEqual(lines[2], "| `plain` | 2.39 | 2.00 | ±1.2% | 3.51 | 1.0% |")
+        self.assertEqual(lines[3], "| **`small`** | **1.00** | – | ±1.2% | 8.39 | 2.0% |")
+        self.assertTrue(lines[4].startswith("| *a copy of the same bytes* | 0.0221 | 0.0100 |"), lines[4])
+        self.assertIn("`layernorm_forward`, fp32, 1024 x 1024", lines[-1])
+        self.assertIn("Invented GPU, 2026-11-21, commit `0123456789`: [../01_naive/results/h200.json]", lines[-1])
+
+    def test_ladder_over_shapes(self) -> None:
+        lines = self.table("ladder stage=01_naive timing=cold variant=small")
+        self.assertEqual(lines[0].split(" | ")[:3], ["| variant", "shape", "cold, ms"])
+        self.assertIn("| `small` | 1024 x 4096 | 9.00 |", lines[3])
+
+    def test_ladder_with_previous_and_peers(self) -> None:
+        self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
+        text = "\n".join(self.table("ladder stage=02_tree previous=yes peers=yes timing=cold"))
+        self.assertIn("| `small` (01) | 1000 |", text)
+        self.assertIn("| PyTorch | 10.2 |", text)
+        self.assertIn("| **`one_pass`** |", text)
+        self.assertNotIn("torch.copy_", text)
+        self.assertIn("../01_naive/results/h200.json", text)
+        self.assertIn("../common/report/peers/h200.json", text)
+
+    def test_ladder_of_the_folder(self) -> None:
+        self.assertIn("`two_pass`", "\n".join(self.table("ladder", "02_tree/README.md")))
+
+    def test_sweep(self) -> None:
+        lines = self.table("sweep stage=01_naive value=rate")
+        self.assertEqual(lines[0], "| GB/s at cols | 1024 | 4096 |")
+        self.assertEqual(lines[2], "| `plain` | 3.51 | – |")
+        self.assertEqual(lines[3], "| `small` | **8.39** | **3.73** |")
+
+    def test_numerics(self) -> None:
+        lines = self.table("numerics stage=02_tree")
+        self.assertEqual(lines[0], "| input | `one_pass` | `two_pass` |")
+        self.assertEqual(lines[2], "| `normal` | 1.2 | 0.75 |")
+        self.assertEqual(lines[3], "| `arange` | 4.1 × 10⁹ ✗ (expected) | not finite ✗ |")
+
+    def test_ladder_all(self) -> None:
+        lines = self.table("ladder-all")
+        self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
+        self.assertIn("| `one_pass` | 70.0 |", lines[3])
+        self.assertIn("| 14.3x |", lines[3])
+        self.assertIn("No results yet at this shape: 03_later", lines[-1])
+
+    def test_refusals(self) -> None:
+        for arguments, words in {
+            "": "there is no table ''",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, ladder-all",
+            "ladder": "stage is missing",
+            "ladder stage=07_x": "there is no stage '07_x'",
+            "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
+            "ladder stage=01_naive timing=hot": "timing is 'hot'",
+            "ladder stage=01_naive peers=maybe": "it must be yes or no",
+            "ladder stage=01_naive flavour=x": "'flavour' is not an option here",
+            "ladder stage=01_naive mib=512": "nothing has tensors of 512 MiB",
+            "numerics stage=01_naive": "has no checks",
+            "sweep stage=01_naive value=price": "value is 'price'",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(words, self.refused(f"<!-- sync:table {arguments} -->"))
+
+
+class Markdown(unittest.TestCase):
+    def test_anchors_are_those_of_github(self) -> None:
+        text = "# What we `measured`, twice\n## A_b · c\n## A_b · c\n<a id=\"here\"></a>\n```\n# not this\n```\n"
+        self.assertEqual(markdown.anchors_of(text), {"what-we-measured-twice", "a_b--c", "a_b--c-1", "here"})
+
+    def test_links(self) -> None:
+        text = '[a](b.md "title") ![c](<d e.svg>)\n[ref]: f.md\n[![x](y.svg)](z_(1).md)\n'
+        found = sorted(target for _, target in markdown.links_of(text))
+        self.assertEqual(found, ["b.md", "d e.svg", "f.md", "y.svg", "z_(1).md"])
+
+
+class SourceHash(Playground):
+    def hash(self, stage: str = "01_naive") -> str:
+        done = self.script("source_hash.py", stage)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"^[0-9a-f]{64}\n$")
+        return done.stdout
+
+    def test_ignores_comments_and_white_space(self) -> None:
+        before = self.hash()
+        tighter = KERNELS_01.replace(" = ", "=").replace("\n    ", "\n\t").replace("// a comment", "/* another\n one */")
+        self.write("01_naive/kernels.cuh", tighter.replace("\n", "\r\n"))
+        self.assertEqual(self.hash(), before)
+
+    def test_sees_code(self) -> None:
+        before = self.hash()
+        for old, new in {"1'000.0f": "1'000.5f", "x[0]": "x[2]", "float* x": "float*x, int y"}.items():
+            self.write("01_naive/kernels.cuh", KERNELS_01.replace(old, new))
+            self.assertNotEqual(self.hash(), before, new)
+
+    def test_words_and_operators_do_not_run_together(self) -> None:
+        seen = set()
+        for code in ("a + +b;", "a ++ b;", "a+b;", "ab;", "a b;", '"a  b";', '"a b";', '"//";', '"";', "'\"' + '\"';"):
+            self.write("01_naive/kernels.cuh", code + "\n")
+            seen.add(self.hash())
+        self.assertEqual(len(seen), 10)
+
+    def test_what_looks_like_a_comment_in_a_string_is_code(self) -> None:
+        self.write("01_naive/kernels.cuh", 'f("/* " + 1 + " */");\n')
+        before = self.hash()
+        self.write("01_naive/kernels.cuh", 'f("/* " + 2 + " */");\n')
+        self.assertNotEqual(self.hash(), before)
+
+    def test_the_end_of_a_directive_counts(self) -> None:
+        self.write("01_naive/kernels.cuh", "#define A b\nc;\n")
+        before = self.hash()
+        self.write("01_naive/kernels.cuh", "#define A \\\n  b\nc;\n")
+        self.assertEqual(self.hash(), before)
+        self.write("01_naive/kernels.cuh", "#define A b c;\n")
+        self.assertNotEqual(self.hash(), before)
+
+    def test_follows_includes_into_the_ladder_only(self) -> None:
+        self.write("common/harness/arguments.h", "struct Arguments;\n")
+        before, alone = self.hash("02_tree"), self.hash("01_naive")
+        self.write("common/harness/arguments.h", "struct OtherArguments;\n")
+        self.assertEqual(self.hash("02_tree"), before)
+        self.edit("01_naive/kernels.cuh", "x[0]", "x[3]")
+        self.assertNotEqual(self.hash("02_tree"), before)
+        self.assertNotEqual(self.hash("01_naive"), alone)
+
+    def test_includes_each_file_once(self) -> None:
+        once = self.hash("02_tree")
+        self.edit("02_tree/kernels.cuh", "__global__", '#include "../01_naive/kernels.cuh"\n__global__')
+        self.assertEqual(self.hash("02_tree"), once)
+
+    def test_a_commented_include_is_none(self) -> None:
+        self.edit("02_tree/kernels.cuh", "#include", "// #include")
+        before = self.hash("02_tree")
+        self.edit("01_naive/kernels.cuh", "x[0]", "x[3]")
+        self.assertEqual(self.hash("02_tree"), before)
+
+    def test_lists_every_stage(self) -> None:
+        done = self.script("source_hash.py")
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()], ["01_naive", "02_tree", "03_later"])
+
+    def test_unknown_stage_has_exit_code_2(self) -> None:
+        done = self.script("source_hash.py", "09_none")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("09_none has no kernels.cuh; stages here: 01_naive", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
