@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""Draws the explanations of the writeups as SVG: who reads which address, how sums travel.
+
+    python3 common/report/drawings.py            writes NN_name/charts/*.svg for the stages that are there
+    python3 common/report/drawings.py --check    redraws and compares bytes
+
+What is drawn is computed (sectors, banks, merged triples), not placed by hand. Needs nothing but Python 3.11.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Callable
+
+from source_hash import ROOT, stage_folders
+from svg import MUTED, PANEL, STROKES, Drawing
+
+WARP = 32  # lanes
+SECTOR = 32  # bytes: what the memory system fetches at once
+BANKS = 32  # of shared memory, 4 bytes wide each
+FLOAT = 4  # bytes
+
+WIDTH = 760
+LEFT = 24
+
+
+def sectors_of(addresses: list[int], size: int) -> int:
+    """How many sectors a request touches that reads `size` bytes at each address."""
+    return len({sector for a in addresses for sector in range(a // SECTOR, (a + size - 1) // SECTOR + 1)})
+
+
+def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int, rest: str = "") -> None:
+    """The sum below an access drawing: sectors fetched, bytes used of the bytes fetched."""
+    sectors = sectors_of(addresses, size)
+    used, fetched = len(addresses) * size, sectors * SECTOR
+    drawing.text(LEFT, y, f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used", bold=True)
+    drawing.text(LEFT, y + 19, rest, color=MUTED)
+
+
+def access_thread_per_row() -> Drawing:
+    """01: lane i reads row i, so that neighbors in the warp are a row apart in memory."""
+    cols, cell, height = 1024, 27, 22
+    drawing = Drawing(WIDTH, 340, "One thread per row: which lane reads which address",
+                      "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
+                      "4096 bytes from its neighbor's; each touches a sector of its own, 32 sectors in all.")  # fmt: skip
+    drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
+    left, top = 130, 74
+    drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
+    drawing.text(left + 8 * cell, top - 12, "col 8", size=11, color=MUTED)
+    drawing.text(left + 16 * cell, top - 12, "col 16", size=11, color=MUTED)
+    lanes: list[int | None] = [0, 1, 2, 3, None, 31]
+    for index, lane in enumerate(lanes):
+        y = top + index * (height + 8)
+        if lane is None:
+            drawing.text(LEFT + 34, y + 15, "⋮", anchor="middle")
+            drawing.text(left + 4 * cell, y + 15, "⋮", anchor="middle")
+            continue
+        drawing.text(LEFT, y + 15, f"lane {lane}", bold=True)
+        drawing.line(LEFT + 56, y + 11, left - 3, y + 11, arrow=True)
+        for col in range(20):
+            if col == 0:
+                drawing.rect(left, y, cell, height, "orange", strong=True)
+            elif col < 8:
+                drawing.rect(left + col * cell, y, cell, height, "blue")
+            else:
+                drawing.rect(left + col * cell, y, cell, height)
+        drawing.text(left + cell / 2, y + 15, "read", size=9.5, anchor="middle")
+        drawing.text(left + 20 * cell + 8, y + 15, f"⋯ row {lane}", size=12, color=MUTED)
+    bottom = top + len(lanes) * (height + 8) - 4
+    drawing.bracket(left, left + 8 * cell, bottom)
+    drawing.text(left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED)
+    addresses = [lane * cols * FLOAT for lane in range(WARP)]
+    efficiency_note(drawing, bottom + 46, addresses, FLOAT,
+                    "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.")  # fmt: skip
+    return drawing
+
+
+def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, cells: int, cell: float, left: float) -> None:
+    """A line of memory, a box to a float: the lane that reads it above, the sector below."""
+    height, per_sector = 24, SECTOR // FLOAT
+    for index in range(cells):
+        lane = index // floats_per_lane
+        drawing.rect(left + index * cell, y, cell, height, "orange" if lane % 2 == 0 else "green")
+        drawing.text(left + (index + 0.5) * cell, y + 16, str(index), size=10, anchor="middle", color=MUTED)
+    for lane in range(cells // floats_per_lane):
+        x, width = left + lane * floats_per_lane * cell, floats_per_lane * cell
+        if floats_per_lane > 1:
+            drawing.rect(x, y, width, height, stroke=STROKES["orange" if lane % 2 == 0 else "green"], fill="none", strong=True)
+        name = f"lane {lane}" if floats_per_lane > 1 else str(lane)
+        drawing.text(x + width / 2, y - 7, name, size=11, anchor="middle", bold=True)
+    for sector in range(cells // per_sector):
+        x = left + sector * per_sector * cell
+        drawing.bracket(x + 2, x + per_sector * cell - 2, y + height + 4)
+        drawing.text(x + per_sector * cell / 2, y + height + 24, f"sector {sector}", size=11, anchor="middle", color=MUTED)
+
+
+def access_block_per_row() -> Drawing:
+    """02: neighbors in the warp read neighbors in the row."""
+    drawing = Drawing(WIDTH, 344, "One block per row: which lane reads which address",
+                      "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
+                      "whole row of 1024 floats in four passes of 256 threads.")  # fmt: skip
+    drawing.text(LEFT, 30, "One block per row: neighbors read neighbors", size=15, bold=True)
+    cell = 22
+    drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:", color=MUTED)
+    lane_cells(drawing, 88, 1, WARP, cell, LEFT)
+    efficiency_note(drawing, 164, [lane * FLOAT for lane in range(WARP)], FLOAT)
+
+    threads, cols, top = 256, 1024, 218
+    drawing.text(LEFT, top - 12, f"The row of {cols} floats, {threads} threads: each takes every {threads}th element", color=MUTED)
+    quarter = (WARP * cell) / (cols / threads)
+    warps = threads // WARP
+    for part in range(cols // threads):
+        for warp in range(warps):
+            x = LEFT + part * quarter + warp * quarter / warps
+            drawing.rect(x, top, quarter / warps, 28, "orange" if warp % 2 == 0 else "green", round=1)
+            drawing.text(x + quarter / warps / 2, top + 18, f"w{warp}", size=10, anchor="middle")
+        drawing.bracket(LEFT + part * quarter + 2, LEFT + (part + 1) * quarter - 2, top + 32)
+        drawing.text(LEFT + (part + 0.5) * quarter, top + 54, f"pass {part + 1}", size=12, anchor="middle", bold=True)
+        drawing.text(LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
+                     anchor="middle", color=MUTED)  # fmt: skip
+    drawing.text(LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED)
+    return drawing
+
+
+def access_vectorized() -> Drawing:
+    """04: each lane reads 16 bytes."""
+    drawing = Drawing(WIDTH, 304, "16-byte loads: which lane reads which address",
+                      "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
+                      "that took 32 lanes before, and a warp's request covers 16 sectors.")  # fmt: skip
+    drawing.text(LEFT, 30, "16 bytes to a lane: four floats, or eight values of a 16-bit type", size=15, bold=True)
+    cell = 22
+    drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.", color=MUTED)
+    lane_cells(drawing, 88, 4, WARP, cell, LEFT)
+    efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
+                    "The bytes are the same as with 4-byte loads; the instructions are not. Requests for a row of 1024 floats:")  # fmt: skip
+    top, left, step = 210, LEFT + 118, 15.5
+    for index, (size, name) in enumerate(((4, "4-byte loads"), (16, "16-byte loads"))):
+        requests = 1024 * FLOAT // (WARP * size)
+        y = top + index * 38
+        drawing.text(LEFT, y + 16, name, bold=True)
+        for request in range(requests):
+            drawing.rect(left + request * step, y, step - 3, 22, "orange" if index == 0 else "green")
+        drawing.text(left + requests * step + 6, y + 16, str(requests), bold=True)
+    return drawing
+
+
+def sequential_pairs(count: int, stride: int) -> list[tuple[int, int]]:
+    """(to, from) per active thread: thread t adds slot t + stride to slot t."""
+    return [(t, t + stride) for t in range(stride)]
+
+
+def interleaved_pairs(count: int, stride: int) -> list[tuple[int, int]]:
+    """(to, from) per active thread: thread t adds slot 2 * stride * t + stride to slot 2 * stride * t."""
+    return [(2 * stride * t, 2 * stride * t + stride) for t in range(count // (2 * stride))]
+
+
+def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[int],
+         pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:  # fmt: skip
+    """Slots of shared memory, one line per step; arrows show what is added to what."""
+    cell, gap, height = 34, 58, 22
+    held = [{slot} for slot in range(count)]
+    for step in range(len(strides) + 1):
+        y = top + step * gap
+        pairs = pairs_of(count, strides[step]) if step < len(strides) else []
+        targets = {to for to, _ in pairs} if pairs else {0}
+        for slot in range(count):
+            alive = step == 0 or len(held[slot]) == 2**step
+            color = "orange" if alive and (slot in targets) else "blue" if alive else "plain"
+            drawing.rect(left + slot * cell, y, cell, height, color, strong=slot in targets and alive)
+            drawing.text(left + (slot + 0.5) * cell, y + 15, f"{len(held[slot])}" if alive else "·", size=11, anchor="middle")
+        for thread, (to, source) in enumerate(pairs):
+            drawing.line(left + (source + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell + 3, y + gap - 2, arrow=True)
+            drawing.line(left + (to + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell, y + gap - 2)
+        for thread, (to, _) in enumerate(pairs):
+            x = left + (to + 0.5) * cell
+            drawing.rect(x - 8, y + gap / 2 + height / 2 - 8, 16, 13, fill=PANEL, stroke=PANEL)
+            drawing.text(x, y + gap / 2 + height / 2 + 2, f"t{thread}", size=10, anchor="middle", color=STROKES["orange"], bold=True)
+        if pairs:
+            drawing.text(left + count * cell + 8, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=11, color=MUTED)
+        for to, source in pairs:
+            held[to] |= held[source]
+
+
+def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: list[int],
+              pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:  # fmt: skip
+    """For each step, how many different slots the first warp asks of each bank when it reads its target."""
+    cell, height = 17, 17
+    for bank in (0, 8, 16, 24, 31):
+        drawing.text(left + (bank + 0.5) * cell, top - 5, str(bank), size=10, anchor="middle", color=MUTED)
+    for row, stride in enumerate(strides):
+        pairs = pairs_of(threads, stride)[:WARP]
+        asked = Counter(to % BANKS for to, _ in pairs)
+        y = top + row * height
+        drawing.text(left - 8, y + 13, f"stride {stride}", size=11, anchor="end", color=MUTED)
+        for bank in sorted(range(BANKS), key=lambda bank: asked[bank] > 0):  # the asked ones last, so that their edges show
+            count = asked[bank]
+            color = "plain" if count == 0 else "green" if count == 1 else "red"
+            drawing.rect(left + bank * cell, y, cell, height, color, round=0)
+            if count:
+                drawing.text(left + (bank + 0.5) * cell, y + 12.5, str(count), size=10, anchor="middle", bold=count > 1)
+        worst = max(asked.values())
+        text = "at once" if worst == 1 else f"{worst} turns"
+        drawing.text(left + BANKS * cell + 8, y + 13, text, size=11, bold=worst > 1, color=STROKES["red"] if worst > 1 else MUTED)
+
+
+def reduction_tree() -> Drawing:
+    """02: the same tree with two ways to number its slots."""
+    count, threads = 8, 256
+    halving, doubling = [4, 2, 1], [1, 2, 4]
+    drawing = Drawing(WIDTH, 706, "A reduction tree in shared memory, sequential and interleaved",
+                      "Two trees that add eight partial sums. With sequential addressing the active threads use neighboring slots; "
+                      "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of the "
+                      "32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the interleaved "
+                      "one for up to eight.")  # fmt: skip
+    half = WIDTH / 2
+    for left, name, formula, strides, pairs_of in (
+        (LEFT, "Sequential", "s[t] += s[t + stride]", halving, sequential_pairs),
+        (half + 12, "Interleaved", "s[2*stride*t] += s[2*stride*t + stride]", doubling, interleaved_pairs),
+    ):
+        drawing.text(left, 30, name, size=15, bold=True)
+        drawing.text(left, 49, formula, size=11.5, mono=True, color=MUTED)
+        tree(drawing, left, 66, count, strides, pairs_of)
+    drawing.text(LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12, color=MUTED)
+
+    halving = [2**k for k in range(7, -1, -1)]
+    top = 346
+    drawing.text(LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True)
+    bank_grid(drawing, 92, top, threads, halving, sequential_pairs)
+    drawing.text(LEFT, top + 156, "Sequential: neighbors lie in different banks, and all are served at once.", size=12, color=MUTED)
+    bank_grid(drawing, 92, top + 190, threads, halving[::-1], interleaved_pairs)
+    drawing.text(LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12, color=MUTED)
+    return drawing
+
+
+def shuffle_steps() -> Drawing:
+    """03: a warp's sum by exchanging registers, then the block's over shared memory."""
+    drawing = Drawing(WIDTH, 590, "Sums by warp shuffles",
+                      "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: 16, "
+                      "8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum per warp "
+                      "to shared memory, and every warp adds up the eight.")  # fmt: skip
+    drawing.text(LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15, bold=True)
+    left, top, step, gap = 92.0, 62.0, 19.5, 62.0
+    offsets = [16, 8, 4, 2, 1]
+    for lane in range(WARP):
+        drawing.text(left + (lane + 0.5) * step, top - 6, str(lane), size=9.5, anchor="middle", color=MUTED)
+    for row in range(len(offsets) + 1):
+        y = top + row * gap
+        drawing.text(LEFT, y + 12, "lane holds" if row == 0 else "", size=10.5, color=MUTED)
+        if row < len(offsets):
+            offset = offsets[row]
+            drawing.text(LEFT, y + 40, f"xor {offset}", size=12, bold=True)
+            for lane in range(WARP):
+                # Lane 0's own sum is followed in a strong color, the exchange of the others faintly.
+                reached = {0 ^ sum(bits) for bits in subsets(offsets[row + 1 :])}
+                follows = lane in reached
+                color = STROKES["orange"] if follows else "#c6ccd2"
+                x = left + (lane + 0.5) * step
+                drawing.line(left + ((lane ^ offset) + 0.5) * step, y + 17, x, y + gap - 1, color=color, width=1.6 if follows else 0.8)
+                drawing.line(x, y + 17, x, y + gap - 1, color=color, width=1.6 if follows else 0.8)
+        feeds = {0 ^ sum(bits) for bits in subsets(offsets[row:])}
+        for lane in range(WARP):
+            drawing.rect(left + lane * step + 0.5, y, step - 1, 16, "orange" if lane in feeds else "plain")
+            drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
+    end = top + len(offsets) * gap + 38
+    drawing.text(LEFT, end, "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do the same,",
+                 size=12, color=MUTED)  # fmt: skip
+    drawing.text(LEFT, end + 17, "so that all 32 end with the same sum, and nobody has to send it around.", size=12, color=MUTED)
+
+    top = end + 62
+    warps, width = 8, 76
+    drawing.text(LEFT, top - 18, "block_sum: one hop through shared memory, for a block of 8 warps", size=15, bold=True)
+    for warp in range(warps):
+        x = left + warp * width
+        drawing.rect(x, top, width - 8, 24, "orange")
+        drawing.text(x + (width - 8) / 2, top + 16, f"warp {warp}", size=11, anchor="middle")
+        drawing.line(x + (width - 8) / 2, top + 25, x + (width - 8) / 2, top + 50, arrow=True)
+        drawing.rect(x, top + 52, width - 8, 24, "blue")
+        drawing.text(x + (width - 8) / 2, top + 68, f"sums[{warp}]", size=11, anchor="middle")
+    drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
+    drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
+    drawing.text(LEFT, top + 100, "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
+                 color=MUTED)  # fmt: skip
+    return drawing
+
+
+def subsets(bits: list[int]) -> list[list[int]]:
+    found: list[list[int]] = [[]]
+    for bit in bits:
+        found += [chosen + [bit] for chosen in found]
+    return found
+
+
+Triple = tuple[int, float, float]  # count, mean, M2: the sum of squared deviations from the mean
+
+
+def triple_of(values: list[float]) -> Triple:
+    mean = sum(values) / len(values)
+    return len(values), mean, sum((v - mean) ** 2 for v in values)
+
+
+def merge(a: Triple, b: Triple) -> Triple:
+    """[Chan, Golub, LeVeque 1979]"""
+    count = a[0] + b[0]
+    delta = b[1] - a[1]
+    return count, a[1] + delta * b[0] / count, a[2] + b[2] + delta * delta * a[0] * b[0] / count
+
+
+def merge_of_triples() -> Drawing:
+    """05: how (count, mean, M2) of two parts becomes that of the whole."""
+    values = [[2.0, 4.0, 4.0, 6.0], [5.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [8.0, 8.0, 4.0, 4.0]]
+    drawing = Drawing(WIDTH, 430, "Merging count, mean and M2",
+                      "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
+                      "triple of all sixteen values, without going back to the values.")  # fmt: skip
+    drawing.text(LEFT, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²; then pairs merge", size=15, bold=True)
+    box, gap, height, top = 160.0, 24.0, 66.0, 86.0
+    level: list[tuple[float, Triple]] = []
+
+    def show(x: float, y: float, triple: Triple, color: str) -> None:
+        drawing.rect(x - box / 2, y, box, height, color, strong=True, round=4)
+        for line, (name, value) in enumerate(zip(("count", "mean", "M2"), triple)):
+            drawing.text(x - 12, y + 18 + line * 19, name, anchor="end", color=MUTED, size=12)
+            drawing.text(x + 2, y + 18 + line * 19, f"{value:g}", bold=True, size=13)
+
+    for index, own in enumerate(values):
+        x = LEFT + box / 2 + index * (box + gap)
+        drawing.text(x, top - 12, f"thread {index}: " + "  ".join(f"{v:g}" for v in own), size=12, anchor="middle")
+        level.append((x, triple_of(own)))
+    y = top
+    colors = ["orange", "green", "blue"]
+    depth = 0
+    while True:
+        for x, triple in level:
+            show(x, y, triple, colors[depth])
+        if len(level) == 1:
+            break
+        merged = []
+        for (xa, a), (xb, b) in zip(level[::2], level[1::2]):
+            middle = (xa + xb) / 2
+            drawing.line(xa, y + height + 1, middle - 14, y + height + 42, arrow=True)
+            drawing.line(xb, y + height + 1, middle + 14, y + height + 42, arrow=True)
+            drawing.text(middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12, anchor="middle", color=MUTED)
+            merged.append((middle, merge(a, b)))
+        level = merged
+        y += height + 46
+        depth += 1
+    whole = triple_of([v for own in values for v in own])
+    assert all(abs(got - want) < 1e-12 for got, want in zip(level[0][1], whole)), "the merge must give what the values give"
+    formulas = ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n")
+    for line, formula in enumerate(formulas):
+        drawing.text(LEFT, y + 18 + line * 19, formula, size=11.5, mono=True)
+    drawing.text(WIDTH - LEFT, y + 18, f"variance = M2 / n = {whole[2] / whole[0]:g}", size=12, anchor="end", bold=True)
+    drawing.text(WIDTH - LEFT, y + 37, "no sum of squares anywhere:", size=12, anchor="end", color=MUTED)
+    drawing.text(WIDTH - LEFT, y + 54, "nothing large is subtracted", size=12, anchor="end", color=MUTED)
+    drawing.height = y + height + 22
+    return drawing
+
+
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
+    "01_naive/charts/access.svg": access_thread_per_row,
+    "02_shared_reduction/charts/access.svg": access_block_per_row,
+    "02_shared_reduction/charts/tree.svg": reduction_tree,
+    "03_warp_shuffle/charts/shuffles.svg": shuffle_steps,
+    "04_vectorized/charts/access.svg": access_vectorized,
+    "05_welford/charts/merge.svg": merge_of_triples,
+}
+
+
+def pictures(root: Path) -> dict[Path, str]:
+    """The text of each drawing whose stage is there, by file."""
+    stages = stage_folders(root)
+    return {root / name: draw().render() for name, draw in DRAWINGS.items() if name.split("/")[0] in stages}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Draws the explanations of the writeups, or checks them.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a file differs")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    drifted = 0
+    for path, text in pictures(options.root).items():
+        shown = path.relative_to(options.root)
+        same = path.is_file() and path.read_text(encoding="utf-8") == text
+        if options.check and not same:
+            print(f"{shown}: {'differs from what is drawn now' if path.is_file() else 'is missing'}", file=sys.stderr)
+            drifted += 1
+        elif not same:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {shown}")
+    return 1 if drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
