@@ -101,7 +101,7 @@ enum class Summation {
 
 struct ComparisonOptions {
   Summation summation = Summation::any_order;
-  // A further bound on every element's error, in the units of Comparison::max_ulp_error. None by default.
+  // A further bound on the error of each element of the matrix outputs, in the units of Comparison::max_ulp_error.
   double max_ulp = std::numeric_limits<double>::infinity();
 };
 
@@ -114,7 +114,8 @@ struct Mismatch {
   bool never_written = false;  // the element still holds the poison pattern, bit for bit
 };
 
-// The errors of one output. An output that is not finite where the reference is has an infinite error.
+// The errors of one output, over finite references; an output that is not finite there has an infinite error. The ulp
+// is the output type's last place at max(|want|, rms of the reference row), or of the whole vector for a vector.
 struct TensorErrors {
   std::string tensor;
   int64_t compared = 0;
@@ -126,13 +127,15 @@ struct TensorErrors {
 // The result of one comparison, over all outputs.
 struct Comparison {
   bool passed = true;
-  int64_t compared = 0;              // elements
-  int64_t differing = 0;             // elements outside tolerance
-  int64_t differing_rows = 0;        // rows of the outputs with such elements; a vector counts as one row
-  std::vector<Mismatch> first;       // the first few, in the order of tensors_of, then in row order
-  double max_abs_error = 0;          // over finite references
-  double max_ulp_error = 0;          // in units of the output type's last place at max(|want|, rms of the row)
-  std::string worst_tensor;          // where max_ulp_error is
+  int64_t compared = 0;         // elements
+  int64_t differing = 0;        // elements outside tolerance
+  int64_t differing_rows = 0;   // rows of the outputs with such elements; a vector counts as one row
+  std::vector<Mismatch> first;  // the first few, in the order of tensors_of, then in row order
+  double max_abs_error = 0;     // of all outputs
+  // The largest TensorErrors::max_ulp_error of the matrix outputs (of all outputs where there is no matrix among them:
+  // statistics and sums over rows cancel, so that their last place says little), and the output that it is in.
+  double max_ulp_error = 0;
+  std::string worst_tensor;
   std::vector<TensorErrors> errors;  // of each output, in the order of tensors_of
   std::vector<std::string> damage;   // sentences: writes between rows, inputs that were changed
   std::string likely_cause;          // empty where no pattern gives it away

@@ -1,0 +1,379 @@
+#include "common/harness/problem.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <stdexcept>
+
+#include "common/harness/compare.h"
+#include "common/harness/inputs.h"
+#include "common/harness/parallel.h"
+#include "common/harness/reference.h"
+
+namespace worklog {
+namespace {
+
+constexpr int64_t max_rows = int64_t{1} << 31;
+constexpr int64_t max_cols = int64_t{1} << 20;
+
+bool is_batchnorm(Operation operation) {
+  return name_of(operation).starts_with("batchnorm");
+}
+
+int64_t stored_rows(const ProblemOptions& options) {
+  if (!is_batchnorm(options.operation)) return options.rows;
+  const bool runs = options.layout == ChannelLayout::channels_first && options.pixels > 1;
+  return options.rows * (runs ? options.cols : options.pixels);
+}
+
+int64_t stored_cols(const ProblemOptions& options) {
+  const bool runs = options.layout == ChannelLayout::channels_first && options.pixels > 1;
+  return is_batchnorm(options.operation) && runs ? options.pixels : options.cols;
+}
+
+// How a message names the shape's arguments.
+std::string shape_of(const ProblemOptions& options) {
+  std::string text = fmt::format("rows x cols = {} x {}", options.rows, options.cols);
+  if (options.pixels > 1) text += fmt::format(" with {} pixels", options.pixels);
+  return text;
+}
+
+void check_range(std::string_view name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most) {
+    throw std::invalid_argument(fmt::format("{} must be from {} to {}; it is {}", name, least, most, value));
+  }
+}
+
+void check_absent(const ProblemOptions& options) {
+  for (const std::string& name : options.absent) {
+    std::string allowed;
+    bool found = false;
+    for (const TensorSpec& spec : tensors_of(options.operation)) {
+      if (!spec.optional) continue;
+      found = found || spec.name == name;
+      allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", spec.name);
+    }
+    if (!found) {
+      throw std::invalid_argument(fmt::format("'{}' is no optional tensor of {}; these are: {}", name,
+                                              name_of(options.operation), allowed.empty() ? "none" : allowed));
+    }
+  }
+}
+
+void check(const ProblemOptions& options) {
+  check_range("rows", options.rows, 0, max_rows);
+  check_range("cols", options.cols, 1, max_cols);
+  check_range("pixels", options.pixels, 1, max_rows);
+  check_range("row_padding", options.row_padding, 0, max_cols);
+  if (!std::isfinite(options.eps) || options.eps < 0) {
+    throw std::invalid_argument(fmt::format("eps must be a finite number, 0 or more; it is {}", options.eps));
+  }
+  if (!(options.momentum >= 0 && options.momentum <= 1)) {
+    throw std::invalid_argument(fmt::format("momentum must be from 0 to 1; it is {}", options.momentum));
+  }
+  check_absent(options);
+  if (!is_batchnorm(options.operation)) {
+    if (options.pixels != 1) {
+      throw std::invalid_argument(
+          fmt::format("pixels must be 1 for {}; it is {}", name_of(options.operation), options.pixels));
+    }
+    return;
+  }
+  if (options.row_padding != 0) {
+    throw std::invalid_argument(
+        fmt::format("row_padding must be 0 for {}; it is {}", name_of(options.operation), options.row_padding));
+  }
+  if (options.operation == Operation::batchnorm_train && options.rows * options.pixels == 1) {
+    throw std::invalid_argument(
+        "rows must be 0 or at least 2 for batchnorm_train with one pixel: one value per channel has no variance");
+  }
+}
+
+// Bytes that this machine can still hand out: what Linux says is available, and what is left of the control group.
+// None where neither can be read.
+int64_t available_bytes() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key, unit; meminfo >> key;) {
+    int64_t kib = 0;
+    meminfo >> kib;
+    std::getline(meminfo, unit);
+    if (key == "MemAvailable:") available = kib * 1024;
+  }
+  int64_t limit = 0;
+  int64_t used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    // What the group holds as file cache is given up on demand; without it the figure errs to the safe side only.
+    available = std::min(available, std::max<int64_t>(0, limit - used));
+  }
+  return available;
+}
+
+Dtype dtype_of_spec(const ProblemOptions& options, Precision precision) {
+  switch (precision) {
+    case Precision::element:
+      return options.dtype;
+    case Precision::parameter:
+      return options.param_dtype;
+    case Precision::statistic:
+      break;
+  }
+  return Dtype::fp32;
+}
+
+HostTensor shape_tensor(const ProblemOptions& options, const TensorSpec& spec) {
+  HostTensor tensor;
+  tensor.spec = spec;
+  tensor.dtype = dtype_of_spec(options, spec.precision);
+  tensor.rows = spec.extent == Extent::matrix    ? stored_rows(options)
+                : spec.extent == Extent::per_row ? options.rows
+                                                 : 1;
+  tensor.cols = spec.extent == Extent::matrix    ? stored_cols(options)
+                : spec.extent == Extent::per_col ? options.cols
+                                                 : 1;
+  tensor.stride = tensor.cols + (spec.extent == Extent::matrix ? options.row_padding : 0);
+  tensor.present = std::find(options.absent.begin(), options.absent.end(), spec.name) == options.absent.end();
+  return tensor;
+}
+
+// Refuses what this machine cannot hold: the tensors, and a second copy of the outputs, which come back to be compared.
+void check_memory(const ProblemOptions& options, const std::vector<HostTensor>& tensors) {
+  double needed = 0;  // a product of three arguments may not fit 64 bits
+  for (const HostTensor& tensor : tensors) {
+    if (!tensor.present) continue;
+    const double bytes = static_cast<double>(tensor.rows) * tensor.stride * size_of(tensor.dtype);
+    needed += tensor.spec.role == Role::input ? bytes : 2 * bytes;
+  }
+  const double available = static_cast<double>(available_bytes());
+  if (needed > available) {
+    constexpr double gib = 1024.0 * 1024 * 1024;
+    throw std::invalid_argument(fmt::format("{} in {} needs {:.1f} GiB of memory, this machine has {:.1f} GiB free",
+                                            shape_of(options), name_of(options.dtype), needed / gib, available / gib));
+  }
+}
+
+// Fills [first, first + count) elements with the poison pattern.
+void poison(HostTensor& tensor, int64_t first, int64_t count) {
+  const uint32_t pattern = poison_pattern(tensor.dtype);
+  const int64_t size = static_cast<int64_t>(size_of(tensor.dtype));
+  std::byte* data = tensor.bytes.data() + first * size;
+  for (int64_t i = 0; i < count; ++i) store_bits(tensor.dtype, pattern, data + i * size);
+}
+
+void poison_rows(HostTensor& tensor, int64_t first_col) {
+  parallel_for(tensor.rows, rows_per_task(tensor.rows, tensor.stride), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t last = row == tensor.rows - 1 ? tensor.cols : tensor.stride;  // no padding after the last row
+      poison(tensor, row * tensor.stride + first_col, last - first_col);
+    }
+  });
+}
+
+// Elements of the tensor without padding.
+int64_t elements_of(const HostTensor& tensor) {
+  return tensor.rows * tensor.cols;
+}
+
+void fill_input(const ProblemOptions& options, HostTensor& tensor) {
+  const bool vector = tensor.spec.extent != Extent::matrix;
+  const bool batchnorm = is_batchnorm(options.operation);
+  const int64_t rows = batchnorm ? options.rows * options.pixels : options.rows;
+  const InputStream stream{tensor.spec.name, options.input, options.dtype, options.seed, rows, options.cols};
+  if (vector) {
+    std::vector<float> values(options.cols);
+    generate_row(stream, 0, options.cols, values.data());
+    store_elements(tensor.dtype, values.data(), options.cols, 1, tensor.bytes.data());
+    return;
+  }
+  if (tensor.stride > tensor.cols) poison_rows(tensor, tensor.cols);
+  const MatrixView view(options, tensor, tensor.bytes.data());
+  const int64_t step = tensor.cols == options.cols ? 1 : options.pixels;
+  parallel_for(rows, rows_per_task(rows, options.cols), [&](int64_t begin, int64_t end) {
+    std::vector<float> values(options.cols);
+    for (int64_t row = begin; row < end; ++row) {
+      generate_row(stream, row, options.cols, values.data());
+      store_elements(tensor.dtype, values.data(), options.cols, step, const_cast<std::byte*>(view.element(row, 0)));
+    }
+  });
+}
+
+// The statistics that a backward pass is given: filled from x once x is there.
+bool is_saved_statistic(const TensorSpec& spec) {
+  return spec.role == Role::input && spec.precision == Precision::statistic && !spec.name.starts_with("running_");
+}
+
+TensorSpec input(std::string_view name, Extent extent, Precision precision, bool optional = false) {
+  return {name, extent, Role::input, precision, optional};
+}
+
+TensorSpec output(std::string_view name, Extent extent, Precision precision, bool optional = false) {
+  return {name, extent, Role::output, precision, optional};
+}
+
+}  // namespace
+
+std::string_view name_of(Operation operation) {
+  switch (operation) {
+    case Operation::layernorm_forward:
+      return "layernorm_forward";
+    case Operation::rmsnorm_forward:
+      return "rmsnorm_forward";
+    case Operation::add_layernorm_forward:
+      return "add_layernorm_forward";
+    case Operation::add_rmsnorm_forward:
+      return "add_rmsnorm_forward";
+    case Operation::layernorm_backward:
+      return "layernorm_backward";
+    case Operation::rmsnorm_backward:
+      return "rmsnorm_backward";
+    case Operation::add_layernorm_backward:
+      return "add_layernorm_backward";
+    case Operation::batchnorm_train:
+      return "batchnorm_train";
+    case Operation::batchnorm_inference:
+      return "batchnorm_inference";
+    case Operation::batchnorm_backward:
+      break;
+  }
+  return "batchnorm_backward";
+}
+
+std::string_view name_of(Input input) {
+  switch (input) {
+    case Input::normal:
+      return "normal";
+    case Input::uniform:
+      return "uniform";
+    case Input::arange:
+      return "arange";
+    case Input::large_mean:
+      return "large_mean";
+    case Input::constant:
+      return "constant";
+    case Input::tiny_variance:
+      return "tiny_variance";
+    case Input::outlier_channels:
+      return "outlier_channels";
+    case Input::huge:
+      return "huge";
+    case Input::nan_row:
+      break;
+  }
+  return "nan_row";
+}
+
+std::vector<Input> all_inputs() {
+  return {Input::normal,        Input::uniform,          Input::arange, Input::large_mean, Input::constant,
+          Input::tiny_variance, Input::outlier_channels, Input::huge,   Input::nan_row};
+}
+
+const std::vector<TensorSpec>& tensors_of(Operation operation) {
+  using enum Extent;
+  using enum Precision;
+  constexpr bool optional = true;
+  const TensorSpec x = input("x", matrix, element);
+  const TensorSpec residual = input("residual", matrix, element);
+  const TensorSpec dy = input("dy", matrix, element);
+  const TensorSpec dh = input("dh", matrix, element);
+  const TensorSpec gamma = input("gamma", per_col, parameter, optional);
+  const TensorSpec beta = input("beta", per_col, parameter, optional);
+  const TensorSpec y = output("y", matrix, element);
+  const TensorSpec h = output("h", matrix, element);
+  const TensorSpec mean = output("mean", per_row, statistic, optional);
+  const TensorSpec rstd = output("rstd", per_row, statistic, optional);
+  const TensorSpec given_mean = input("mean", per_row, statistic);
+  const TensorSpec given_rstd = input("rstd", per_row, statistic);
+  const TensorSpec dx = output("dx", matrix, element, optional);
+  const TensorSpec dgamma = output("dgamma", per_col, parameter, optional);
+  const TensorSpec dbeta = output("dbeta", per_col, parameter, optional);
+  const TensorSpec running_mean = input("running_mean", per_col, statistic);
+  const TensorSpec running_var = input("running_var", per_col, statistic);
+  const auto updated = [](TensorSpec spec) {
+    spec.role = Role::updated;
+    spec.optional = true;
+    return spec;
+  };
+
+  static const std::vector<TensorSpec> specs[] = {
+      {x, gamma, beta, y, mean, rstd},
+      {x, gamma, y, rstd},
+      {x, residual, gamma, beta, h, y, mean, rstd},
+      {x, residual, gamma, h, y, rstd},
+      {dy, x, gamma, given_mean, given_rstd, dx, dgamma, dbeta},
+      {dy, x, gamma, given_rstd, dx, dgamma},
+      {dy, x, dh, gamma, given_mean, given_rstd, dx, dgamma, dbeta},
+      {x, gamma, beta, y, updated(running_mean), updated(running_var), output("save_mean", per_col, statistic),
+       output("save_invstd", per_col, statistic)},
+      {x, gamma, beta, running_mean, running_var, y},
+      {dy, x, gamma, input("save_mean", per_col, statistic), input("save_invstd", per_col, statistic), dx, dgamma,
+       dbeta},
+  };
+  return specs[static_cast<size_t>(operation)];
+}
+
+int64_t HostTensor::count() const {
+  return rows == 0 ? 0 : (rows - 1) * stride + cols;
+}
+
+uint32_t poison_pattern(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::fp16:
+      return 0x7d5a;
+    case Dtype::bf16:
+      return 0x7fa5;
+    case Dtype::fp32:
+      break;
+  }
+  return 0x7fa5a5a5;
+}
+
+Problem::Problem(const ProblemOptions& options) : options_(options) {
+  check(options);
+  for (const TensorSpec& spec : tensors_of(options.operation)) tensors_.push_back(shape_tensor(options, spec));
+  check_memory(options, tensors_);
+  try {
+    for (HostTensor& tensor : tensors_) {
+      if (!tensor.present) continue;
+      tensor.bytes.resize(tensor.count() * size_of(tensor.dtype));
+      if (tensor.spec.role == Role::output) {
+        poison_rows(tensor, 0);
+      } else if (!is_saved_statistic(tensor.spec) && tensor.rows > 0) {
+        fill_input(options, tensor);
+      }
+    }
+    fill_saved_statistics(options, tensors_);
+    reference_ = std::make_unique<Reference>(options_, tensors_);
+  } catch (const std::bad_alloc&) {
+    throw std::invalid_argument(
+        fmt::format("{} in {} does not fit the memory of this machine", shape_of(options), name_of(options.dtype)));
+  }
+}
+
+Problem::~Problem() = default;
+Problem::Problem(Problem&&) noexcept = default;
+
+int64_t Problem::bytes_read() const {
+  int64_t bytes = 0;
+  for (const HostTensor& tensor : tensors_) {
+    if (tensor.present && tensor.spec.role != Role::output) bytes += elements_of(tensor) * size_of(tensor.dtype);
+  }
+  return bytes;
+}
+
+int64_t Problem::bytes_written() const {
+  int64_t bytes = 0;
+  for (const HostTensor& tensor : tensors_) {
+    if (tensor.present && tensor.spec.role != Role::input) bytes += elements_of(tensor) * size_of(tensor.dtype);
+  }
+  return bytes;
+}
+
+Comparison Problem::compare(const std::vector<HostTensor>& results, const ComparisonOptions& options) const {
+  return compare_results(*reference_, tensors_, results, options);
+}
+
+}  // namespace worklog
