@@ -37,10 +37,14 @@ struct LaunchShape {
   cudaStream_t stream = nullptr;
 };
 
+// Where set, called before each launch: how the harness learns which kernels a variant launches, and in which shape.
+inline void (*launch_observer)(const void* kernel, const LaunchShape& shape) = nullptr;
+
 // Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), in clusters where shape.cluster > 1.
 // Throws CudaError when the launch is refused.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... args) {
+  if (launch_observer) launch_observer(reinterpret_cast<const void*>(kernel), shape);
   constexpr size_t granted_by_default = 48 * 1024;
   if (shape.shared_bytes > granted_by_default) {
     check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
