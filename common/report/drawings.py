@@ -265,9 +265,9 @@ def shuffle_steps() -> Drawing:
             drawing.rect(left + lane * step + 0.5, y, step - 1, 16, "orange" if lane in feeds else "plain")
             drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
     end = top + len(offsets) * gap + 38
-    drawing.text(LEFT, end, "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do the same,",
+    drawing.text(LEFT, end, "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
                  size=12, color=MUTED)  # fmt: skip
-    drawing.text(LEFT, end + 17, "so that all 32 end with the same sum, and nobody has to send it around.", size=12, color=MUTED)
+    drawing.text(LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12, color=MUTED)
 
     top = end + 62
     warps, width = 8, 76
@@ -368,10 +368,27 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
 }
 
 
-def pictures(root: Path) -> dict[Path, str]:
-    """The text of each drawing whose stage is there, by file."""
-    stages = stage_folders(root)
+def pictures(root: Path, stages: list[str]) -> dict[Path, str]:
+    """The text of each drawing of these stages, by file."""
     return {root / name: draw().render() for name, draw in DRAWINGS.items() if name.split("/")[0] in stages}
+
+
+def write_or_check(texts: dict[Path, str], root: Path, check: bool) -> int:
+    """Writes each file that differs, or names it where `check`; returns the exit code."""
+    drifted = 0
+    for path, text in texts.items():
+        shown = path.relative_to(root)
+        there = path.read_text(encoding="utf-8") if path.is_file() else None
+        if there == text:
+            continue
+        if check:
+            print(f"{shown}: {'is missing' if there is None else 'differs from what is drawn now'}", file=sys.stderr)
+            drifted += 1
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {shown}")
+    return 1 if drifted else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -379,18 +396,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a file differs")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    drifted = 0
-    for path, text in pictures(options.root).items():
-        shown = path.relative_to(options.root)
-        same = path.is_file() and path.read_text(encoding="utf-8") == text
-        if options.check and not same:
-            print(f"{shown}: {'differs from what is drawn now' if path.is_file() else 'is missing'}", file=sys.stderr)
-            drifted += 1
-        elif not same:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {shown}")
-    return 1 if drifted else 0
+    root = options.root.resolve()
+    return write_or_check(pictures(root, stage_folders(root)), root, options.check)
 
 
 if __name__ == "__main__":

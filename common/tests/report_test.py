@@ -6,7 +6,6 @@ Each test makes a small repository of its own with invented results, and runs th
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -14,12 +13,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from xml.etree import ElementTree
 
 SOURCE = Path(__file__).resolve().parents[2]
 REPORT = SOURCE / "common" / "report"
 sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
+import drawings  # noqa: E402
 import figures  # noqa: E402
 import markdown  # noqa: E402
 import source_hash  # noqa: E402
@@ -518,6 +519,154 @@ class SourceHash(Playground):
         done = self.script("source_hash.py", "09_none")
         self.assertEqual(done.returncode, 2)
         self.assertIn("09_none has no kernels.cuh; stages here: 01_naive", done.stderr)
+
+
+def python_with_matplotlib() -> str | None:
+    """The interpreter that can draw charts: this one, or that of the project's virtual environment."""
+    for candidate in (Path(sys.executable), SOURCE / ".venv" / "bin" / "python"):
+        if candidate.exists():
+            done = subprocess.run([candidate, "-c", "import matplotlib, numpy"], capture_output=True, check=False)
+            if done.returncode == 0:
+                return str(candidate)
+    return None
+
+
+PLOTTER = python_with_matplotlib()
+
+
+class Drawings(Playground):
+    def setUp(self) -> None:
+        super().setUp()
+        for stage in ("02_shared_reduction", "03_warp_shuffle", "04_vectorized", "05_welford"):
+            self.write(f"{stage}/kernels.cuh", "int nothing;\n")
+
+    def draw(self, *arguments: str, expect: int = 0) -> str:
+        done = self.script("drawings.py", *arguments)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_draws_the_stages_that_are_there(self) -> None:
+        written = self.draw().splitlines()
+        self.assertEqual(len(written), 6, written)
+        for line in written:
+            tree = ElementTree.fromstring(self.read(line.removeprefix("wrote ")))
+            names = [child.tag.rpartition("}")[2] for child in tree]
+            self.assertEqual(names[:2], ["title", "desc"])
+            self.assertGreater(len(names), 20, line)
+
+    def test_text_stays_on_the_panel(self) -> None:
+        for line in self.draw().splitlines():
+            tree = ElementTree.fromstring(self.read(line.removeprefix("wrote ")))
+            width, height = float(tree.get("width", 0)), float(tree.get("height", 0))
+            for text in tree.iter("{http://www.w3.org/2000/svg}text"):
+                letter = 0.6 if "Mono" in text.get("font-family", "") else 0.54  # of a wide font, in the mean
+                length = len(text.text or "") * float(text.get("font-size", 0)) * letter
+                x, y = float(text.get("x", 0)), float(text.get("y", 0))
+                start = x - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")]
+                self.assertGreaterEqual(start, 0, (line, text.text))
+                self.assertLessEqual(start + length, width, (line, text.text))
+                self.assertLess(y, height - 4, (line, text.text))
+
+    def test_check_finds_what_is_missing_or_changed(self) -> None:
+        self.assertIn("01_naive/charts/access.svg: is missing", self.draw("--check", expect=1))
+        self.draw()
+        self.assertEqual(self.draw("--check"), "")
+        self.edit("05_welford/charts/merge.svg", "4.75", "4.76")
+        self.assertIn("05_welford/charts/merge.svg: differs", self.draw("--check", expect=1))
+
+    def test_counted_sectors_are_those_of_the_hardware(self) -> None:
+        self.assertEqual(drawings.sectors_of([4096 * lane for lane in range(32)], 4), 32)
+        self.assertEqual(drawings.sectors_of([4 * lane for lane in range(32)], 4), 4)
+        self.assertEqual(drawings.sectors_of([4 + 4 * lane for lane in range(32)], 4), 5)
+        self.assertEqual(drawings.sectors_of([16 * lane for lane in range(32)], 16), 16)
+
+    def test_both_trees_add_every_slot_once(self) -> None:
+        for pairs_of, strides in ((drawings.sequential_pairs, (4, 2, 1)), (drawings.interleaved_pairs, (1, 2, 4))):
+            slots = [2**i for i in range(8)]
+            for stride in strides:
+                for to, source in pairs_of(8, stride):
+                    slots[to] += slots[source]
+            self.assertEqual(slots[0], 255)
+
+
+@unittest.skipUnless(PLOTTER, "charts need matplotlib, which neither this Python nor .venv has: ./worklog setup installs it")
+class Charts(Playground):
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
+
+    def charts(self, *arguments: str, expect: int = 0) -> str:
+        command = [str(PLOTTER), REPORT / "charts.py", "--root", self.root, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def svgs(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.root)): p.read_bytes() for p in sorted(self.root.glob("**/*.svg"))}
+
+    def test_draws_the_same_bytes_again(self) -> None:
+        self.charts()
+        first = self.svgs()
+        self.assertEqual(list(first), [
+            "01_naive/charts/access.svg", "01_naive/charts/share_h200.svg", "01_naive/charts/time_h200.svg",
+            "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/ladder_h200.svg",
+            "docs/charts/numerics_h200.svg",
+        ])  # fmt: skip
+        for name in first:
+            (self.root / name).unlink()
+        self.charts()
+        self.assertEqual(self.svgs(), first)
+        self.assertNotIn("wrote", self.charts())
+        self.charts("--check")
+
+    def test_says_in_words_what_it_shows(self) -> None:
+        self.charts()
+        for name, text in self.svgs().items():
+            tree = ElementTree.fromstring(text)
+            self.assertEqual([child.tag.rpartition("}")[2] for child in tree][:2], ["title", "desc"], name)
+        described = ElementTree.fromstring(self.svgs()["01_naive/charts/time_h200.svg"])[1].text or ""
+        self.assertIn("plain 2390 microseconds; small 1000 microseconds; copy of the same bytes", described)
+        self.assertIn("fails on arange", ElementTree.fromstring(self.svgs()["docs/charts/numerics_h200.svg"])[1].text or "")
+
+    def test_check_finds_a_changed_result(self) -> None:
+        self.charts()
+        self.edit("01_naive/results/h200.json", "0.0023886", "0.0024886")
+        found = self.charts("--check", expect=1)
+        self.assertIn("01_naive/charts/time_h200.svg: differs", found)
+        self.assertIn("docs/charts/ladder_h200.svg: differs", found)
+
+    def test_check_finds_an_edited_and_a_missing_chart(self) -> None:
+        self.charts()
+        self.edit("02_tree/charts/time_h200.svg", "tree", "three")
+        (self.root / "docs/charts/ladder_h200.svg").unlink()
+        found = self.charts("--check", expect=1)
+        self.assertIn("02_tree/charts/time_h200.svg: differs", found)
+        self.assertIn("docs/charts/ladder_h200.svg: is missing", found)
+
+    def test_marks_what_an_earlier_kernel_took(self) -> None:
+        self.edit("02_tree/kernels.cuh", "tree(float* x)", "tree(float* y)")
+        self.charts()
+        for name, text in self.svgs().items():
+            old = "02_tree" in name or name.startswith(("docs/charts/ladder", "docs/charts/numerics"))
+            self.assertEqual("†" in text.decode(), old, name)
+
+    def test_another_gpu_gets_charts_of_its_own(self) -> None:
+        other = self.read("01_naive/results/h200.json")
+        self.write("01_naive/results/rtx4050.json", other)
+        self.charts("--gpu", "rtx4050")
+        self.assertEqual({name for name in self.svgs() if not name.endswith("rtx4050.svg")}, set())
+        self.assertIn("01_naive/charts/time_rtx4050.svg", self.svgs())
+
+    def test_one_stage_only(self) -> None:
+        self.charts("--stage", "02")
+        self.assertEqual(list(self.svgs()), ["02_tree/charts/time_h200.svg"])
+
+    def test_says_what_has_no_results(self) -> None:
+        self.assertIn("03_later has no results yet, and so no charts", self.charts())
+
+    def test_wrong_usage_has_exit_code_2(self) -> None:
+        self.assertIn("no stage has results of 'abacus'; there are results of: h200", self.charts("--gpu", "abacus", expect=2))
+        self.assertIn("there is no stage '09'", self.charts("--stage", "09", expect=2))
 
 
 if __name__ == "__main__":

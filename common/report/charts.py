@@ -1,0 +1,531 @@
+#!/usr/bin/env python3
+"""Draws the charts of the writeups from the committed results, as SVG.
+
+    python3 common/report/charts.py                      every GPU and stage that has results
+    python3 common/report/charts.py --gpu h200 --stage 04
+    python3 common/report/charts.py --check              redraws and compares bytes
+
+A chart of a stage goes to NN_name/charts/NAME_GPU.svg, one of the whole ladder to docs/charts/NAME_GPU.svg. The drawings
+of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. Needs requirements.txt.
+
+Every chart stands on a light panel of its own, for the reason that svg.py gives. Text stays text, in a generic family;
+it is measured with DejaVu Sans, which matplotlib brings along and which is wider than most, so that it fits with others
+and the bytes are the same on every machine with the pinned version. <title> and <desc> say in words what a chart shows.
+Variants differ by marker, hatching and label, not by color alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import drawings
+from figures import percent, significant
+from results import DEFAULT_GPU, ELEMENT_BYTES, MODES, PEERS, ROOT, Check, Repository, ReportError, Timing
+from svg import EDGE, INK, MUTED, PANEL
+
+try:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+except ImportError as error:
+    sys.exit(f"charts.py needs matplotlib ({error}): ./worklog charts installs it into .venv and runs this there.")
+
+OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", (1024, 1024)  # of the charts that show one case
+STALE_NOTE = "† measured on an earlier version of the kernel"
+COPY_LABEL = "copy of the same bytes"
+
+# Okabe and Ito's palette, which stays apart for color-blind eyes; each entry has a marker, a dash and a hatch too.
+STYLES = [
+    ("#0072B2", "o", "-", ""),
+    ("#D55E00", "s", "--", "///"),
+    ("#009E73", "^", "-.", "---"),
+    ("#8E5C9E", "D", ":", "xxx"),
+    ("#B8860B", "v", (0, (5, 1)), "\\\\\\"),
+    ("#444444", "P", (0, (1, 1)), "+++"),
+]
+PEER_MARKERS = {"PyTorch": "x", "PyTorch, two calls": "+", "Inductor": "s", "flash-attn": "^", "Liger": "D"}
+
+SETTINGS = {
+    "svg.hashsalt": "worklog",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PANEL,
+    "axes.facecolor": PANEL,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    path: Path
+    title: str
+    description: str  # what it shows, in words, for those who cannot see it
+    figure: Figure
+
+    def render(self) -> str:
+        buffer = io.StringIO()
+        nothing = {key: None for key in ("Creator", "Date", "Format", "Type")}
+        self.figure.savefig(buffer, format="svg", metadata=nothing)
+        plt.close(self.figure)
+        text = buffer.getvalue()
+        begin = text.index("<svg ")
+        end = text.index(">", begin)
+        words = f'<title id="title">{escape(self.title)}</title>\n <desc id="description">{escape(self.description)}</desc>'
+        opening = text[begin:end] + ' role="img" aria-labelledby="title description"'
+        return text[:begin] + opening + ">\n " + words + "\n" + text[end + 1 :].lstrip("\n")
+
+
+def page(width: float, height: float, rows: int = 1, cols: int = 1, **options: object) -> tuple[Figure, list[Axes]]:
+    """A panel of `width` x `height` inches with a grid of axes."""
+    figure, axes = plt.subplots(rows, cols, figsize=(width, height), squeeze=False, layout="constrained", **options)
+    figure.patch.set(edgecolor=EDGE, linewidth=1.5)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    return figure, [ax for line in axes for ax in line]
+
+
+def footnote(figure: Figure, *parts: str) -> None:
+    """A line of small print, wrapped to the panel: about 14 characters fit on an inch."""
+    text = " · ".join(part for part in parts if part)
+    wrapped = textwrap.fill(text, int(figure.get_figwidth() * 14), break_long_words=False, break_on_hyphens=False)
+    figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
+
+
+def provenance(repository: Repository, stage: str, gpu: str) -> str:
+    context = repository.stage_results(stage, gpu).context
+    commit = context.get("commit", "")
+    return ", ".join(word for word in (context.get("date", "")[:10], f"commit {commit[:10]}" if commit else "") if word)
+
+
+def name_of(entry: Timing | Check) -> str:
+    return entry.label + ("†" if entry.stale else "")
+
+
+def stale_note(entries: Sequence[Timing | Check]) -> str:
+    return STALE_NOTE if any(entry.stale for entry in entries) else ""
+
+
+def shape_words(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} x {shape[1]}"
+
+
+def case_of(t: Timing) -> tuple[str, str, int, int, str]:
+    return t.operation, t.dtype, t.rows, t.cols, t.mode
+
+
+def stage_before(repository: Repository, stage: str, gpu: str) -> str | None:
+    earlier = [s for s in repository.stages() if s < stage and repository.has_results(s, gpu)]
+    return earlier[-1] if earlier else None
+
+
+# --- One stage ------------------------------------------------------------------------------------------------------
+def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Bars: the stage's variants at 1024 x 1024, the fastest of the stage before, and a copy of the same bytes."""
+    results = repository.stage_results(stage, gpu)
+
+    def wanted(entries: Sequence[Timing]) -> list[Timing]:
+        return [t for t in entries if t.mode == "cold" and (t.rows, t.cols) == SHAPE and t.dtype == DTYPE]
+
+    own = wanted(results.timings)
+    if not own:
+        return None
+    operation = OPERATION if any(t.operation == OPERATION for t in own) else own[0].operation
+    own = [t for t in own if t.operation == operation]
+    bars: list[tuple[str, float, str, str]] = []  # label, seconds, color, hatch
+    before = stage_before(repository, stage, gpu)
+    earlier = [t for t in wanted(repository.stage_results(before, gpu).timings) if t.operation == operation] if before else []
+    shown = list(own)
+    if earlier:
+        fastest = min(earlier, key=lambda t: t.seconds)
+        bars.append((f"{name_of(fastest)}\n(stage {before[:2]})", fastest.seconds, "#b8c0c8", ""))
+        shown.append(fastest)
+    for index, t in enumerate(own):
+        color, _, _, hatch = STYLES[index % len(STYLES)]
+        bars.append((name_of(t), t.seconds, color, hatch))
+    copies = [t.copy_seconds for t in own if t.copy_seconds]
+    if copies:
+        bars.append((COPY_LABEL.replace(" of", "\nof"), sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
+
+    figure, (ax,) = page(7.2, 1.25 + 0.42 * len(bars))
+    positions = range(len(bars), 0, -1)
+    for y, (_, seconds, color, hatch) in zip(positions, bars):
+        ax.barh(y, seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor="white" if color != "#ffffff" else MUTED, linewidth=0.8)
+        ax.annotate(f"{significant(seconds * 1e6)} µs", (seconds * 1e6, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks(list(positions), [bar[0] for bar in bars])
+    ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.14)
+    ax.set_xlabel("time, µs (shorter is better)")
+    title = f"{stage}: time at {shape_words(SHAPE)}, {DTYPE}"
+    ax.set_title(title)
+    footnote(figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown))
+    described = "; ".join(f"{label} {significant(seconds * 1e6)} microseconds".replace("\n", " ") for label, seconds, _, _ in bars)
+    return Chart(repository.root / stage / "charts" / f"time_{gpu}.svg", title, f"Bars on {gpu.upper()}: {described}.", figure)
+
+
+def over_cols(entries: Sequence[Timing]) -> list[Timing]:
+    """One timing per width, that of the largest tensor, in the order of widths: what shows the memory's speed."""
+    largest: dict[int, Timing] = {}
+    for t in entries:
+        if t.share_of_copy and (t.cols not in largest or t.rows > largest[t.cols].rows):
+            largest[t.cols] = t
+    return [largest[cols] for cols in sorted(largest)]
+
+
+def series_of(entries: Sequence[Timing]) -> dict[str, list[Timing]]:
+    by_variant: dict[str, list[Timing]] = {}
+    for t in entries:
+        by_variant.setdefault(t.variant, []).append(t)
+    return {variant: over_cols(ts) for variant, ts in by_variant.items()}
+
+
+def cols_axis(ax: Axes, cols: Sequence[int]) -> None:
+    """A logarithmic axis with a tick at powers of two, thinned where they would touch."""
+    ax.set_xscale("log", base=2)
+    low, high = math.floor(math.log2(min(cols))), math.ceil(math.log2(max(cols)))
+    step = max(1, math.ceil((high - low) / 8))
+    ax.xaxis.set_major_locator(FixedLocator([2**k for k in range(low, high + 1, step)]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K" if x >= 1024 else f"{x:g}"))
+    ax.set_xlabel("cols")
+
+
+def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Lines: share of a copy over cols, per variant, one panel for each operation and type."""
+    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold"]
+    groups: dict[tuple[str, str], dict[str, list[Timing]]] = {}
+    for key in dict.fromkeys((t.operation, t.dtype) for t in cold):
+        series = series_of([t for t in cold if (t.operation, t.dtype) == key])
+        if any(len(line) > 1 for line in series.values()):
+            groups[key] = series
+    if not groups:
+        return None
+    before = stage_before(repository, stage, gpu)
+    peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
+    columns = min(len(groups), 3)
+    rows = math.ceil(len(groups) / columns)
+    figure, axes = page(max(7.2, 3.4 * columns), 0.9 + 3.3 * rows, rows, columns, sharey=True)
+    handles: dict[str, object] = {}
+    sentences, shown = [], []
+    for ax, ((operation, dtype), series) in zip(axes, groups.items()):
+        own = [t for line in series.values() for t in line]
+        shown += own
+        handles[COPY_LABEL] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        if before:
+            same = [t for t in repository.stage_results(before, gpu).timings if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)]
+            widths = {(t.rows, t.cols) for t in own}
+            best: dict[int, Timing] = {}
+            for t in over_cols_of_best(same):
+                if (t.rows, t.cols) in widths:
+                    best[t.cols] = t
+            if best:
+                line = [best[cols] for cols in sorted(best)]
+                label = f"fastest of stage {before[:2]}" + ("†" if any(t.stale for t in line) else "")
+                shown += line
+                (handles[label],) = ax.plot([t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1)
+        for index, (variant, line) in enumerate(series.items()):
+            if not line:
+                continue
+            color, marker, dash, _ = STYLES[index % len(STYLES)]
+            (handles[name_of(line[0])],) = ax.plot(
+                [t.cols for t in line], [t.share_of_copy for t in line], color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5
+            )
+            sentences.append(f"{operation} {dtype} {variant}: " + ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line))
+        cases = {case_of(t) for t in own}
+        for label, marker in PEER_MARKERS.items():
+            points = [t for t in peers if t.label == label and case_of(t) in cases and t.share_of_copy]
+            if points:
+                (handles[label],) = ax.plot([t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
+                                            color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)  # fmt: skip
+        cols_axis(ax, [t.cols for t in own])
+        ax.set_title(f"{operation}, {dtype}" if len({key[0] for key in groups}) > 1 else dtype)
+        ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    for ax in axes[len(groups) :]:
+        ax.set_visible(False)
+    for ax in axes[::columns]:
+        ax.set_ylabel("share of a copy's speed")
+    title = f"{stage}: share of a copy's speed over the row length"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
+             "cold L2 cache, the largest tensor at each width", provenance(repository, stage, gpu), stale_note(shown))  # fmt: skip
+    return Chart(repository.root / stage / "charts" / f"share_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
+def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
+    """The fastest variant at each shape."""
+    best: dict[tuple[int, int], Timing] = {}
+    for t in entries:
+        if t.share_of_copy and ((t.rows, t.cols) not in best or t.seconds < best[t.rows, t.cols].seconds):
+            best[t.rows, t.cols] = t
+    return list(best.values())
+
+
+# --- The whole ladder -----------------------------------------------------------------------------------------------
+def measured_stages(repository: Repository, gpu: str) -> list[str]:
+    return [stage for stage in repository.stages() if repository.has_results(stage, gpu)]
+
+
+def ladder_entries(repository: Repository, gpu: str, modes: Sequence[str]) -> list[Timing]:
+    return [
+        t
+        for stage in measured_stages(repository, gpu)
+        for t in repository.stage_results(stage, gpu).timings
+        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and (t.rows, t.cols) == SHAPE
+    ]
+
+
+def stage_bands(axes: Sequence[Axes], stages: Sequence[str]) -> None:
+    """Shades every other stage, so that the eye keeps the rows of a stage together. `stages`: one per row, from the top."""
+    groups = list(dict.fromkeys(stages))
+    for row, stage in enumerate(stages):
+        if groups.index(stage) % 2:
+            for ax in axes:
+                ax.axhspan(len(stages) - row - 0.5, len(stages) - row + 0.5, color="#f3f5f7", linewidth=0, zorder=0)
+
+
+def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Time (logarithmic, as points) and share of a copy (bars) of every stage and variant at one shape."""
+    entries = ladder_entries(repository, gpu, ["cold"])
+    if not entries:
+        return None
+    rows = len(entries)
+    figure, (left, right) = page(8.4, 1.5 + 0.3 * rows, 1, 2, sharey=True, width_ratios=[1.25, 1])
+    ys = [rows - i for i in range(rows)]
+    stages = [t.stage for t in entries]
+    stage_bands((left, right), stages)
+    order = list(dict.fromkeys(stages))
+    for y, t in zip(ys, entries):
+        color, marker, _, hatch = STYLES[order.index(t.stage) % len(STYLES)]
+        left.plot([t.seconds * 1e6], [y], marker=marker, color=color, markersize=7, linestyle="none")
+        left.annotate(significant(t.seconds * 1e6), (t.seconds * 1e6, y), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5)
+        if t.share_of_copy:
+            right.barh(y, t.share_of_copy, height=0.62, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
+            right.text(1.3, y, percent(t.share_of_copy), ha="right", va="center", fontsize=8.5)
+    copies = sorted(t.copy_seconds for t in entries if t.copy_seconds)
+    if copies:
+        copy = copies[len(copies) // 2] * 1e6
+        left.axvline(copy, color=INK, linewidth=1.2)
+        left.annotate(f"copy: {significant(copy)} µs", (copy, 1), xycoords=("data", "axes fraction"), xytext=(4, 3),
+                      textcoords="offset points", fontsize=8.5)  # fmt: skip
+    left.set_xscale("log")
+    low, high = left.get_xlim()
+    left.set_xlim(low / 1.1, high * 1.9)
+    left.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    left.set_yticks(ys, [f"{t.stage[:2]}  {name_of(t)}" for t in entries])
+    left.set_ylim(0.4, rows + 0.6)
+    left.set_xlabel("time, µs, logarithmic")
+    left.grid(axis="x", color="#e4e8ec", linewidth=0.8)
+    right.axvline(1.0, color=INK, linewidth=1.2)
+    right.set_xlim(0, 1.32)
+    right.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    right.set_xlabel("share of a copy's speed")
+    right.tick_params(axis="y", length=0)
+    for ax in (left, right):
+        ax.set_axisbelow(True)
+    title = f"The ladder: {OPERATION}, {shape_words(SHAPE)}, {DTYPE}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), "cold L2 cache, median", stale_note(entries))
+    words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
+                      + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)  # fmt: skip
+    return Chart(repository.root / "docs" / "charts" / f"ladder_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+
+
+def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Points on a line per variant: the same kernel with a flushed cache, a warm one, and replayed from a graph."""
+    entries = ladder_entries(repository, gpu, MODES)
+    by_variant: dict[tuple[str, str], dict[str, Timing]] = {}
+    for t in entries:
+        by_variant.setdefault((t.stage, t.variant), {})[t.mode] = t
+    lines = {key: modes for key, modes in by_variant.items() if len(modes) > 1}
+    if not lines:
+        return None
+    figure, (ax,) = page(8.0, 1.5 + 0.3 * len(lines))
+    looks = {"cold": ("#0072B2", "o", "full"), "warm": ("#D55E00", "s", "full"), "graph": ("#009E73", "D", "none")}
+    ys = [len(lines) - i for i in range(len(lines))]
+    stage_bands((ax,), [stage for stage, _ in lines])
+    for y, modes in zip(ys, lines.values()):
+        times = [t.seconds * 1e6 for t in modes.values()]
+        ax.plot([min(times), max(times)], [y, y], color="#9aa3ad", linewidth=1.5, zorder=1)
+        for mode, t in modes.items():
+            color, marker, fill = looks[mode]
+            ax.plot([t.seconds * 1e6], [y], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none")
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.set_yticks(ys, [f"{stage[:2]}  {name_of(next(iter(modes.values())))}" for (stage, _), modes in lines.items()])
+    ax.set_ylim(0.4, len(lines) + 0.6)
+    ax.set_xlabel("time, µs, logarithmic")
+    ax.grid(axis="x", color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    labels = {"cold": "cold: L2 flushed", "warm": "warm: data in L2", "graph": "graph: warm, no launch cost"}
+    for mode, (color, marker, fill) in looks.items():
+        if any(mode in modes for modes in lines.values()):
+            ax.plot([], [], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none", label=labels[mode])
+    title = f"Cold against warm: {OPERATION}, {shape_words(SHAPE)}, {DTYPE}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(loc="outside right upper")
+    footnote(figure, gpu.upper(), "medians", stale_note([t for modes in lines.values() for t in modes.values()]))
+    words = "; ".join(
+        f"{stage} {variant} " + ", ".join(f"{mode} {significant(t.seconds * 1e6)}" for mode, t in modes.items())
+        for (stage, variant), modes in lines.items()
+    )
+    return Chart(repository.root / "docs" / "charts" / f"cold_warm_{gpu}.svg", title, f"Microseconds on {gpu.upper()}: {words}.", figure)
+
+
+def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
+    """A heat map per type: the largest error in ulp of every stage and variant on every input."""
+    checks = [
+        c
+        for stage in measured_stages(repository, gpu)
+        for c in repository.stage_results(stage, gpu).checks
+        if c.operation == OPERATION and (c.rows, c.cols) == SHAPE
+    ]
+    if not checks:
+        return None
+    if repository.has_peers(gpu):
+        cases = {(c.operation, c.dtype, c.rows, c.cols, c.input) for c in checks}
+        checks += [c for c in repository.peers(gpu).checks if (c.operation, c.dtype, c.rows, c.cols, c.input) in cases]
+    inputs = list(dict.fromkeys(c.input for c in checks))
+    dtypes = [dtype for dtype in ELEMENT_BYTES if any(c.dtype == dtype for c in checks)]
+    variants = {dtype: list(dict.fromkeys((c.stage, c.variant) for c in checks if c.dtype == dtype)) for dtype in dtypes}
+    heights = [len(variants[dtype]) for dtype in dtypes]
+    figure, axes = page(9.0, 1.2 + 1.0 * len(dtypes) + 0.29 * sum(heights), len(dtypes), 1, height_ratios=heights)
+    finite = [c.max_ulp_error for c in checks if c.max_ulp_error]
+    norm = LogNorm(vmin=0.5, vmax=max([10.0, *finite]))
+    colors = plt.get_cmap("YlOrRd")
+    sentences = []
+    for ax, dtype in zip(axes, dtypes):
+        found = {(c.stage, c.variant, c.input): c for c in checks if c.dtype == dtype}
+        for row, (stage, variant) in enumerate(variants[dtype]):
+            for col, name in enumerate(inputs):
+                check = found.get((stage, variant, name))
+                heat_cell(ax, row, col, check, norm, colors)
+                if check and not check.right:
+                    sentences.append(f"{dtype} {stage} {variant} fails on {name}")
+        labels = []
+        for stage, variant in variants[dtype]:
+            one = next(c for c in found.values() if (c.stage, c.variant) == (stage, variant))
+            labels.append(name_of(one) if stage == PEERS else f"{stage[:2]}  {name_of(one)}")
+        ax.set_yticks(range(len(labels)), labels)
+        ax.set_xticks(range(len(inputs)), [name.replace("_", "_\n") for name in inputs])
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0)
+        ax.tick_params(axis="x", labelsize=8.5)
+        ax.set_xlim(-0.5, len(inputs) - 0.5)
+        ax.set_ylim(len(labels) - 0.5, -0.5)
+        ax.spines[:].set_visible(False)
+        ax.set_title(dtype)
+    title = f"Largest error in units in the last place: {OPERATION}, {shape_words(SHAPE)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is", stale_note(checks))
+    words = "; ".join(sentences) or "nothing fails"
+    return Chart(repository.root / "docs" / "charts" / f"numerics_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+
+
+def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, colors: Callable) -> None:
+    """One square of the heat map: color for the size of the error, its number, a frame and a cross where it is too large."""
+    corner = (col - 0.48, row - 0.46)
+    if check is None:
+        ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor="#f3f5f7", edgecolor="none"))
+        ax.text(col, row, "–", ha="center", va="center", fontsize=8.5, color=MUTED)
+        return
+    error = check.max_ulp_error
+    color = colors(1.0) if error is None else colors(float(norm(max(error, norm.vmin))))
+    dark = sum(weight * channel for weight, channel in zip((0.299, 0.587, 0.114), color)) < 0.5
+    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK, linewidth=0 if check.right else 1.3))
+    if error is None:
+        text = "inf"
+    elif error >= 1000:
+        exponent = math.floor(math.log10(error))
+        text = f"{error / 10**exponent:.0f}e{exponent}" if round(error / 10**exponent) < 10 else f"1e{exponent + 1}"
+    else:
+        text = significant(error, 2)
+    mark = "" if check.right else " ✗"
+    ax.text(col, row, text + mark, ha="center", va="center", fontsize=8.5, color="#ffffff" if dark else INK)
+
+
+STAGE_CHARTS = (time_chart, share_chart)
+LADDER_CHARTS = (ladder_chart, cold_warm_chart, numerics_chart)
+
+
+def gpus_with_results(repository: Repository) -> list[str]:
+    found = {path.stem for path in repository.root.glob("[0-9][0-9]_*/results/*.json")}
+    return sorted(found, key=lambda gpu: (gpu != DEFAULT_GPU, gpu))
+
+
+def draw(repository: Repository, gpus: Sequence[str], stages: Sequence[str]) -> Iterator[Chart]:
+    """The charts of these GPUs: of these stages, and of the ladder where all stages are meant."""
+    for gpu in gpus:
+        measured = measured_stages(repository, gpu)
+        for stage in stages:
+            if stage in measured:
+                yield from (chart for make in STAGE_CHARTS if (chart := make(repository, stage, gpu)))
+        if list(stages) == repository.stages():
+            yield from (chart for make in LADDER_CHARTS if (chart := make(repository, gpu)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Draws the charts of the writeups from the committed results, or checks them.")
+    parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
+    parser.add_argument("--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a chart differs")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+
+    repository = Repository(options.root)
+    stages = repository.stages()
+    if options.stage:
+        stages = [stage for stage in stages if stage == options.stage.rstrip("/") or stage.startswith(f"{options.stage}_")]
+        if not stages:
+            parser.error(f"there is no stage '{options.stage}'; there are: {', '.join(repository.stages()) or 'none'}")
+    gpus = gpus_with_results(repository)
+    if options.gpu:
+        if options.gpu not in gpus:
+            parser.error(f"no stage has results of '{options.gpu}'; there are results of: {', '.join(gpus) or 'no GPU yet'}")
+        gpus = [options.gpu]
+
+    plt.rcdefaults()
+    plt.rcParams.update(SETTINGS)
+    try:
+        texts = {chart.path: chart.render() for chart in draw(repository, gpus, stages)}
+    except ReportError as error:
+        sys.exit(f"charts.py: {error}")
+    if not options.gpu:
+        texts |= drawings.pictures(repository.root, stages)
+    for stage in stages:
+        if not any(repository.has_results(stage, gpu) for gpu in gpus):
+            print(f"{stage} has no results{f' of {options.gpu}' if options.gpu else ''} yet, and so no charts")
+    return drawings.write_or_check(texts, repository.root, options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
