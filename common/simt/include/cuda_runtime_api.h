@@ -1,0 +1,4 @@
+// The runtime API without the words of device code.
+#pragma once
+
+#include "cuda_runtime.h"

@@ -1,0 +1,257 @@
+// Runs the threads of one block: fibers that take turns on one OS thread.
+//
+// A thread runs until it must wait. Then it picks the next thread that can run and switches to it directly; there is
+// no scheduler in between. Threads that wait are bits in the masks of their warp, so that the last thread to arrive at
+// a barrier releases the others by copying 32 words at most.
+#pragma once
+
+#include <boost/context/detail/fcontext.hpp>
+
+#include <pthread.h>
+#include <csignal>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "launch.h"
+#include "simt/engine.h"
+
+namespace simt::detail {
+
+constexpr unsigned warp_size = 32;
+constexpr unsigned max_threads = 1024;
+constexpr unsigned max_warps = max_threads / warp_size;
+constexpr size_t max_shared_bytes = 227 * 1024;
+
+// A barrier over blocks, each of which arrives once when its threads have.
+class BlocksBarrier {
+ public:
+  void reset(unsigned blocks);
+  uint64_t arrive();  // returns the phase to wait for
+  void leave();       // a block whose threads have all returned no longer counts
+  // Waits on the OS thread; false: the launch is to stop.
+  bool wait(uint64_t phase, const Launch& launch);
+
+ private:
+  void complete_if_all_arrived();
+
+  std::mutex mutex_;
+  std::condition_variable passed_;
+  unsigned blocks_ = 0;
+  unsigned arrived_ = 0;
+  uint64_t phase_ = 0;
+};
+
+class BlockRunner;
+
+// What the blocks of a cluster share.
+struct Cluster {
+  BlocksBarrier barrier;
+  std::vector<BlockRunner*> blocks;  // by rank
+};
+
+// The stacks that the threads of a block run on. One thread's stack is next to the other's, a guard page between.
+class Stacks {
+ public:
+  Stacks();
+  ~Stacks();
+  Stacks(const Stacks&) = delete;
+  Stacks& operator=(const Stacks&) = delete;
+
+  char* bottom(unsigned fiber);  // lowest usable address
+  char* top(unsigned fiber);     // where the stack starts, growing down
+  bool in_guard(uintptr_t address) const;
+  size_t usable_bytes(unsigned fiber) { return static_cast<size_t>(top(fiber) - bottom(fiber)); }
+  void forget_abandoned();  // after the fibers on them have been given up
+
+ private:
+  char* memory_ = nullptr;
+  unsigned guarded_ = 0;  // fibers whose guard page is set
+};
+
+// What a signal handler or an exception found, for the message.
+struct Fault {
+  int signal = 0;
+  int code = 0;
+  uintptr_t address = 0;
+  uintptr_t instruction = 0;
+};
+
+class BlockRunner {
+ public:
+  // Runs one block to its end, or until it or another block fails.
+  void run(Launch& launch, const uint3& block, Cluster* cluster, unsigned rank, BlocksBarrier* grid_barrier);
+
+  // The runner of this OS thread, while it runs a block.
+  static BlockRunner* current();
+
+  // Called by running threads, through the functions of simt/engine.h.
+  uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source, const char* name, Site site);
+  unsigned converge(const char* name, Site site);
+  int barrier(BarrierKind kind, int predicate, const char* name, Site site);
+  void group_arrive(Group group, const char* name, Site site);
+  void group_wait(Group group, const char* name, Site site);
+  void* map_to_rank(const void* shared, unsigned rank, const char* name, Site site);
+  int rank_of(const void* shared) const;  // -1: in no block of the cluster
+  void collect_tls_blocks();              // before a block of a cluster runs
+  void spin(const volatile void* address, uintptr_t caller);
+  void yield(uintptr_t caller);
+  // Keeps the error; abandon() must follow.
+  void trap(const std::string& what, Site site, cudaError_t code);
+  [[noreturn]] void abandon();
+
+  unsigned lane() const { return current_ % warp_size; }
+  const Launch& launch() const { return *launch_; }
+  Cluster* cluster() const { return cluster_; }
+  unsigned rank() const { return rank_; }
+
+  // Called by signal handlers on this OS thread.
+  bool in_kernel() const { return in_block_; }
+  bool in_engine() const { return in_engine_; }
+  [[noreturn]] void abandon_after(const Fault& fault);
+  void preempt(uintptr_t instruction);
+
+  // Read by the watchdog.
+  std::atomic<bool> active{false};
+  std::atomic<bool> waits_for_blocks{false};  // on the OS thread, for the other blocks of its team
+  std::atomic<bool> only_spins{false};        // every thread of the block has had turns and changed nothing
+  std::atomic<uint64_t> spins{0};
+  std::atomic<uint64_t> switches{0};
+
+ private:
+  struct alignas(64) Lane {
+    uint64_t operand = 0;
+    uint64_t result = 0;
+    const char* name = nullptr;  // of what the lane waits at
+    const char* file = nullptr;
+    int line = 0;
+    unsigned mask = 0;
+    const volatile void* spins_on = nullptr;
+    Collective kind{};
+    uint8_t source = 0;
+  };
+
+  // Sets of lanes. A lane that is alive is running, or in exactly one of the sets that begin with ready or at_.
+  struct Warp {
+    unsigned alive = 0;
+    unsigned ready = 0;
+    unsigned unstarted = 0;  // of ready
+    unsigned at_barrier = 0;
+    unsigned at_collective = 0;
+    unsigned at_converge = 0;
+    unsigned at_group[2] = {};
+    unsigned arrived_at_group[2] = {};
+    std::array<Lane, warp_size> lanes;
+  };
+
+  struct BlockBarrier {
+    unsigned arrived = 0;
+    BarrierKind kind{};
+    const char* name = nullptr;
+    Site site{};
+    int count = 0;   // of predicates that are true
+    int result = 0;  // of the last barrier
+
+    bool line_differs(BarrierKind other_kind, Site other) const;
+  };
+
+  struct GroupState {
+    BlocksBarrier* barrier = nullptr;  // null: the launch has no such group
+    unsigned arrived = 0;
+    bool posted = false;  // all threads have arrived, and so has the block
+    uint64_t phase = 0;
+  };
+
+  enum class Turn {
+    stay,        // the next in this warp, so that its stacks stay in the cache
+    move_on,     // anyone but those that had their turn
+    start_over,  // the first of the block
+  };
+  static constexpr unsigned nobody = ~0u;
+
+  using Context = boost::context::detail::fcontext_t;
+  struct Fiber {
+    Context idle = nullptr;  // where it waits for another thread to run
+    void* fake_stack = nullptr;
+  };
+
+  static void fiber_main(boost::context::detail::transfer_t from);
+  void run_threads(unsigned fiber);
+  void reset();
+  void resume(unsigned thread);
+  void suspend(Turn turn);
+  unsigned pick(Turn turn);
+  unsigned pick_lane(unsigned set, unsigned after) const;
+  unsigned next_thread(Turn turn);  // as pick, but where nobody is ready releases whom it can, or reports a deadlock
+  void make_ready(unsigned warp, unsigned lanes);
+  void finish_thread();
+  void release_barrier();
+  void post_if_all_arrived(Group group);
+  void release_group(Group group);
+  bool release_converged();
+  void exchange(Warp& warp, unsigned mask, Collective kind);
+  unsigned take_fiber();
+  void switch_to(Context target, unsigned target_fiber, Context* save_at, void** save_fake_stack);
+  void check_stop();
+  void wait_at(Lane& lane, const char* name, Site site);
+  uint64_t random();
+
+  bool same_place(const Lane& lane, const char* name, Site site) const;
+  std::string prefix(unsigned thread, const SourceLine& at) const;
+  void record(cudaError_t code, unsigned thread, const std::string& what, const SourceLine& at);
+  void record_waiting(const std::string& what);
+  void report_fault();
+
+  struct TlsBlock {
+    const char* begin;
+    size_t bytes;
+  };
+
+  Launch* launch_ = nullptr;
+  Cluster* cluster_ = nullptr;
+  unsigned rank_ = 0;
+  uint3 block_{};
+  unsigned threads_ = 0;
+  unsigned alive_ = 0;
+  unsigned current_ = 0;  // the running thread, by its number in the block
+  unsigned turns_in_warp_ = 0;
+  uint64_t random_state_ = 0;
+  unsigned ready_warps_ = 0;
+  std::array<Warp, max_warps> warps_;
+  BlockBarrier barrier_;
+  std::array<GroupState, 2> groups_;
+  std::array<Context, max_threads> contexts_{};  // of suspended threads
+  std::array<uint16_t, max_threads> fiber_of_{};
+  std::array<void*, max_threads> fake_stacks_{};
+  std::array<uint3, max_threads> indices_{};  // threadIdx of each thread, for the shape below
+  dim3 shape_{0, 0, 0};
+
+  Stacks stacks_;
+  std::vector<Fiber> fibers_;
+  std::vector<uint16_t> free_fibers_;
+  Context scheduler_ = nullptr;
+  void* scheduler_fake_stack_ = nullptr;
+  char* scheduler_stack_ = nullptr;
+  size_t scheduler_stack_bytes_ = 0;
+
+  std::vector<TlsBlock> tls_blocks_;
+  size_t poisoned_after_ = ~size_t{0};
+  Fault fault_;
+  bool faulted_ = false;
+  volatile std::sig_atomic_t in_block_ = 0;
+  volatile std::sig_atomic_t in_engine_ = 0;
+  bool abandoned_ = false;
+};
+
+// The signal handlers: of faults, and of the watchdog's tap on the shoulder.
+void install_signal_handlers();
+void use_signal_stack();  // on each OS thread that runs blocks
+void interrupt(pthread_t thread);
+
+}  // namespace simt::detail
