@@ -135,7 +135,7 @@ def access_vectorized() -> Drawing:
     drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.", color=MUTED)
     lane_cells(drawing, 88, 4, WARP, cell, LEFT)
     efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
-                    "The bytes are the same as with 4-byte loads; the instructions are not. Requests for a row of 1024 floats:")  # fmt: skip
+                    "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")  # fmt: skip
     top, left, step = 210, LEFT + 118, 15.5
     for index, (size, name) in enumerate(((4, "4-byte loads"), (16, "16-byte loads"))):
         requests = 1024 * FLOAT // (WARP * size)
