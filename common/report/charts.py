@@ -261,7 +261,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             points = [t for t in peers if t.label == label and case_of(t) in cases and t.share_of_copy]
             if points:
                 (handles[label],) = ax.plot([t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
-                                            color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)  # fmt: skip
+                                            color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
         cols_axis(ax, [t.cols for t in own])
         ax.set_title(f"{operation}, {dtype}" if len({key[0] for key in groups}) > 1 else dtype)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
@@ -276,7 +276,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
-             "cold L2 cache, the largest tensor at each width", provenance(repository, stage, gpu), stale_note(shown))  # fmt: skip
+             "cold L2 cache, the largest tensor at each width", provenance(repository, stage, gpu), stale_note(shown))
     return Chart(repository.root / stage / "charts" / f"share_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
@@ -335,7 +335,7 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
         copy = copies[len(copies) // 2] * 1e6
         left.axvline(copy, color=INK, linewidth=1.2)
         left.annotate(f"copy: {significant(copy)} µs", (copy, 1), xycoords=("data", "axes fraction"), xytext=(4, 3),
-                      textcoords="offset points", fontsize=8.5)  # fmt: skip
+                      textcoords="offset points", fontsize=8.5)
     left.set_xscale("log")
     low, high = left.get_xlim()
     left.set_xlim(low / 1.1, high * 1.9)
@@ -356,7 +356,7 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "cold L2 cache, median", stale_note(entries))
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
-                      + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)  # fmt: skip
+                      + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)
     return Chart(repository.root / "docs" / "charts" / f"ladder_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
 
 

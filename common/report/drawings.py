@@ -45,7 +45,7 @@ def access_thread_per_row() -> Drawing:
     cols, cell, height = 1024, 27, 22
     drawing = Drawing(WIDTH, 340, "One thread per row: which lane reads which address",
                       "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
-                      "4096 bytes from its neighbor's; each touches a sector of its own, 32 sectors in all.")  # fmt: skip
+                      "4096 bytes from its neighbor's; each touches a sector of its own, 32 sectors in all.")
     drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
     left, top = 130, 74
     drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
@@ -74,7 +74,7 @@ def access_thread_per_row() -> Drawing:
     drawing.text(left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED)
     addresses = [lane * cols * FLOAT for lane in range(WARP)]
     efficiency_note(drawing, bottom + 46, addresses, FLOAT,
-                    "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.")  # fmt: skip
+                    "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.")
     return drawing
 
 
@@ -101,7 +101,7 @@ def access_block_per_row() -> Drawing:
     """02: neighbors in the warp read neighbors in the row."""
     drawing = Drawing(WIDTH, 344, "One block per row: which lane reads which address",
                       "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
-                      "whole row of 1024 floats in four passes of 256 threads.")  # fmt: skip
+                      "whole row of 1024 floats in four passes of 256 threads.")
     drawing.text(LEFT, 30, "One block per row: neighbors read neighbors", size=15, bold=True)
     cell = 22
     drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:", color=MUTED)
@@ -120,7 +120,7 @@ def access_block_per_row() -> Drawing:
         drawing.bracket(LEFT + part * quarter + 2, LEFT + (part + 1) * quarter - 2, top + 32)
         drawing.text(LEFT + (part + 0.5) * quarter, top + 54, f"pass {part + 1}", size=12, anchor="middle", bold=True)
         drawing.text(LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
-                     anchor="middle", color=MUTED)  # fmt: skip
+                     anchor="middle", color=MUTED)
     drawing.text(LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED)
     return drawing
 
@@ -129,13 +129,13 @@ def access_vectorized() -> Drawing:
     """04: each lane reads 16 bytes."""
     drawing = Drawing(WIDTH, 304, "16-byte loads: which lane reads which address",
                       "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
-                      "that took 32 lanes before, and a warp's request covers 16 sectors.")  # fmt: skip
+                      "that took 32 lanes before, and a warp's request covers 16 sectors.")
     drawing.text(LEFT, 30, "16 bytes to a lane: four floats, or eight values of a 16-bit type", size=15, bold=True)
     cell = 22
     drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.", color=MUTED)
     lane_cells(drawing, 88, 4, WARP, cell, LEFT)
     efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
-                    "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")  # fmt: skip
+                    "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")
     top, left, step = 210, LEFT + 118, 15.5
     for index, (size, name) in enumerate(((4, "4-byte loads"), (16, "16-byte loads"))):
         requests = 1024 * FLOAT // (WARP * size)
@@ -158,7 +158,7 @@ def interleaved_pairs(count: int, stride: int) -> list[tuple[int, int]]:
 
 
 def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[int],
-         pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:  # fmt: skip
+         pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """Slots of shared memory, one line per step; arrows show what is added to what."""
     cell, gap, height = 34, 58, 22
     held = [{slot} for slot in range(count)]
@@ -185,7 +185,7 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
 
 
 def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: list[int],
-              pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:  # fmt: skip
+              pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """For each step, how many different slots the first warp asks of each bank when it reads its target."""
     cell, height = 17, 17
     for bank in (0, 8, 16, 24, 31):
@@ -214,7 +214,7 @@ def reduction_tree() -> Drawing:
                       "Two trees that add eight partial sums. With sequential addressing the active threads use neighboring slots; "
                       "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of the "
                       "32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the interleaved "
-                      "one for up to eight.")  # fmt: skip
+                      "one for up to eight.")
     half = WIDTH / 2
     for left, name, formula, strides, pairs_of in (
         (LEFT, "Sequential", "s[t] += s[t + stride]", halving, sequential_pairs),
@@ -240,7 +240,7 @@ def shuffle_steps() -> Drawing:
     drawing = Drawing(WIDTH, 590, "Sums by warp shuffles",
                       "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: 16, "
                       "8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum per warp "
-                      "to shared memory, and every warp adds up the eight.")  # fmt: skip
+                      "to shared memory, and every warp adds up the eight.")
     drawing.text(LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15, bold=True)
     left, top, step, gap = 92.0, 62.0, 19.5, 62.0
     offsets = [16, 8, 4, 2, 1]
@@ -266,7 +266,7 @@ def shuffle_steps() -> Drawing:
             drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
     end = top + len(offsets) * gap + 38
     drawing.text(LEFT, end, "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
-                 size=12, color=MUTED)  # fmt: skip
+                 size=12, color=MUTED)
     drawing.text(LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12, color=MUTED)
 
     top = end + 62
@@ -282,7 +282,7 @@ def shuffle_steps() -> Drawing:
     drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
     drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
     drawing.text(LEFT, top + 100, "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
-                 color=MUTED)  # fmt: skip
+                 color=MUTED)
     return drawing
 
 
@@ -313,7 +313,7 @@ def merge_of_triples() -> Drawing:
     values = [[2.0, 4.0, 4.0, 6.0], [5.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [8.0, 8.0, 4.0, 4.0]]
     drawing = Drawing(WIDTH, 430, "Merging count, mean and M2",
                       "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
-                      "triple of all sixteen values, without going back to the values.")  # fmt: skip
+                      "triple of all sixteen values, without going back to the values.")
     drawing.text(LEFT, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²; then pairs merge", size=15, bold=True)
     box, gap, height, top = 160.0, 24.0, 66.0, 86.0
     level: list[tuple[float, Triple]] = []

@@ -53,7 +53,7 @@ COUNTERS = {
     "compared": "count",
 }
 DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
-                   "error": "max_abs_error", "count": "differing", "bytes": "bytes"}  # fmt: skip
+                   "error": "max_abs_error", "count": "differing", "bytes": "bytes"}
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -157,7 +157,7 @@ def timing_of(entry: dict, stale: bool) -> Timing | None:
         samples=None if samples is None else int(samples),
         counters={key: float(value) for key, value in entry.items() if number(entry, key) is not None},
         stale=stale,
-    )  # fmt: skip
+    )
 
 
 def check_of(entry: dict, stale: bool) -> Check:
@@ -169,7 +169,7 @@ def check_of(entry: dict, stale: bool) -> Check:
         differing=int(entry["differing"]),
         compared=int(entry["compared"]),
         stale=stale,
-    )  # fmt: skip
+    )
 
 
 class Repository:
@@ -214,7 +214,7 @@ class Repository:
             timing = Timing(
                 PEERS, row["peer"], row["operation"], row["dtype"], row["rows"], row["cols"], row["timing"],
                 row["median_us"] * 1e-6, row["gigabytes_per_second"] * 1e9, row.get("share_of_copy"),
-            )  # fmt: skip
+            )
             best[timing.name] = min(timing, best.get(timing.name, timing), key=lambda t: t.seconds)
         timings = tuple(best.values())
         checks = tuple(check_of({"stage": PEERS, **entry}, False) for entry in document.get("checks", []))

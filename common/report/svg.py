@@ -33,7 +33,7 @@ class Drawing:
     parts: list[str] = field(default_factory=list)
 
     def rect(self, x: float, y: float, width: float, height: float, color: str = "plain", *, strong: bool = False, round: float = 2,
-             fill: str | None = None, stroke: str | None = None, stroke_width: float | None = None, dash: str = "") -> None:  # fmt: skip
+             fill: str | None = None, stroke: str | None = None, stroke_width: float | None = None, dash: str = "") -> None:
         pattern = f' stroke-dasharray="{dash}"' if dash else ""
         self.parts.append(
             f'<rect x="{coordinate(x)}" y="{coordinate(y)}" width="{coordinate(width)}" height="{coordinate(height)}" '
@@ -42,7 +42,7 @@ class Drawing:
         )
 
     def text(self, x: float, y: float, text: str, *, size: float = 13, anchor: str = "start", color: str = INK, bold: bool = False,
-             mono: bool = False) -> None:  # fmt: skip
+             mono: bool = False) -> None:
         weight = ' font-weight="600"' if bold else ""
         family = f' font-family="{MONO}"' if mono else ""
         self.parts.append(
@@ -51,7 +51,7 @@ class Drawing:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, color: str = LINE, width: float = 1, arrow: bool = False,
-             dash: str = "") -> None:  # fmt: skip
+             dash: str = "") -> None:
         end = ' marker-end="url(#arrow)"' if arrow else ""
         pattern = f' stroke-dasharray="{dash}"' if dash else ""
         self.parts.append(
@@ -77,4 +77,4 @@ class Drawing:
             f'fill="{PANEL}" stroke="{EDGE}"/>',
             *self.parts,
             "</svg>\n",
-        ])  # fmt: skip
+        ])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterable, Sequence, TypeVar
@@ -84,15 +85,19 @@ def dagger(text: str, stale: bool) -> str:
     return f"{text}†" if stale else text
 
 
-def source_note(place: Place, files: Iterable[ResultFile]) -> list[str]:
-    """One sentence per file: which GPU, when, at which commit, and where the data is."""
-    notes = []
+def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
+    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it."""
+    by_origin: dict[str, list[ResultFile]] = {}
     for results in files:
         context = results.context
         commit = context.get("commit", "")
-        where = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
-        where += [f"commit `{commit[:10]}`"] if commit else []
-        notes.append(f"{', '.join(word for word in where if word)}: {place.link(results.path)}")
+        words = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
+        words += [f"commit `{commit[:10]}`"] if commit else []
+        by_origin.setdefault(", ".join(word for word in words if word), []).append(results)
+    notes = []
+    for origin, group in by_origin.items():
+        links = [place.link(r.path, f"stage {r.path.parent.parent.name[:2]}" if len(group) > 1 else None) for r in group]
+        notes.append(f"{origin}: {', '.join(links)}")
     return notes
 
 
@@ -140,9 +145,14 @@ def near_mib(place: Place, entries: list[Timing]) -> list[Timing]:
 
 def peer_timings(place: Place, like: Iterable[Timing]) -> list[Timing]:
     """The peers' timings at the operations, types, shapes and modes that `like` has."""
-    cases = {(t.operation, t.dtype, t.rows, t.cols, t.mode) for t in like}
+    cases = {(case_of(t), t.mode) for t in like}
     rivals = [t for t in place.repository.peers(place.gpu).timings if t.variant not in PEERS_EXCEPT]
-    return [t for t in rivals if (t.operation, t.dtype, t.rows, t.cols, t.mode) in cases]
+    return [t for t in rivals if (case_of(t), t.mode) in cases]
+
+
+def case_of(t: Timing) -> tuple[str, str, int, int]:
+    """What was computed: timings with the same case can be compared."""
+    return t.operation, t.dtype, t.rows, t.cols
 
 
 def time_unit(entries: Iterable[Timing]) -> tuple[str, float]:
@@ -165,11 +175,11 @@ def ladder(place: Place) -> Table:
         before = [s for s in repository.stages() if s < place.stage() and repository.has_results(s, place.gpu)]
         if before:
             earlier = repository.stage_results(before[-1], place.gpu)
-            cases = {(t.operation, t.dtype, t.rows, t.cols, t.mode) for t in own}
-            same = [t for t in earlier.timings if (t.operation, t.dtype, t.rows, t.cols, t.mode) in cases]
-            fastest = min((t for t in same if t.mode == modes[0]), key=lambda t: t.seconds, default=None)
-            if fastest:
-                entries = [t for t in same if t.variant == fastest.variant] + entries
+            wanted = {(case_of(t), t.mode) for t in own}
+            same = [t for t in earlier.timings if (case_of(t), t.mode) in wanted]
+            best = min((t for t in same if t.mode == modes[0]), key=lambda t: t.seconds, default=None)
+            if best:
+                entries = [t for t in same if t.variant == best.variant] + entries
                 sources.insert(0, earlier)
     if place.flag("peers"):
         rivals = peer_timings(place, own)
@@ -191,17 +201,22 @@ def ladder(place: Place) -> Table:
     unit, size = time_unit(entries)
     first = modes[0]
     own_stage = place.stage()
-    best = min((t for t in own if t.mode == first), key=lambda t: t.seconds, default=None) if not varying else None
+    fastest: dict[tuple[str, str, int, int], Timing] = {}
+    for t in own:
+        if t.mode == first:
+            fastest[case_of(t)] = min(t, fastest.get(case_of(t), t), key=lambda t: t.seconds)
+    rivals_of = Counter(case_of(t) for t in own if t.mode == first)
+    cases = list(dict.fromkeys(case_of(t) for t in entries))
 
     lines = []
-    for by_mode in rows.values():
+    for by_mode in sorted(rows.values(), key=lambda by_mode: cases.index(case_of(next(iter(by_mode.values()))))):
         some = next(iter(by_mode.values()))
         main = by_mode.get(first)
         name = some.label if some.stage == PEERS else f"`{some.variant}`"
         if some.stage not in (PEERS, own_stage):
             name += f" ({some.stage[:2]})"
         times = [dagger(significant(by_mode[m].seconds / size), by_mode[m].stale) if m in by_mode else MISSING for m in modes]
-        if best is not None and main is best:
+        if main is not None and main is fastest.get(case_of(main)) and rivals_of[case_of(main)] > 1:
             name, times[0] = f"**{name}**", f"**{times[0]}**"
         lines.append([
             name,
@@ -210,7 +225,7 @@ def ladder(place: Place) -> Table:
             f"±{percent(main.spread)}" if main and main.spread is not None else MISSING,
             significant(main.bytes_per_second / 1e9) if main and main.bytes_per_second else MISSING,
             percent(main.share_of_copy) if main and main.share_of_copy else MISSING,
-        ])  # fmt: skip
+        ])
     if not varying:
         lines.append(copy_row(own, modes, size))
     head = ["variant", *[name for name, _ in varying], *[f"{mode}, {unit}" for mode in modes]]
@@ -378,7 +393,7 @@ def ladder_all(place: Place) -> Table:
             significant(t.bytes_per_second / 1e9) if t.bytes_per_second else MISSING,
             percent(t.share_of_copy) if t.share_of_copy else MISSING,
             f"{significant(start.seconds / t.seconds)}x",
-        ])  # fmt: skip
+        ])
     stale = any(t.stale for t in best)
     missing = f"No results yet at this shape: {', '.join(without)}" if without else ""
     if not lines:

@@ -20,10 +20,10 @@ REPORT = SOURCE / "common" / "report"
 sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
-import drawings  # noqa: E402
-import figures  # noqa: E402
-import markdown  # noqa: E402
-import source_hash  # noqa: E402
+import drawings
+import figures
+import markdown
+import source_hash
 
 KERNELS_01 = """\
 // One thread per row.
@@ -69,7 +69,7 @@ WORKLOG = "#!/bin/sh\ncat <<'EOT'\nusage: ./worklog VERB\n\n  run [NN]   run it\
 
 
 def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp32", shape: str = "1024x1024",
-              mode: str = "cold", operation: str = "layernorm_forward", share: float = 0.5) -> dict:  # fmt: skip
+              mode: str = "cold", operation: str = "layernorm_forward", share: float = 0.5) -> dict:
     rows, cols = (int(n) for n in shape.split("x"))
     size = 2 * rows * cols * (4 if dtype == "fp32" else 2)
     name = f"{stage}/{variant}/{operation}/{dtype}/{shape}/{mode}"
@@ -77,17 +77,17 @@ def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp
         "name": name + "/manual_time", "run_name": name, "run_type": "iteration", "real_time": microseconds,
         "time_unit": "us", "bytes": size, "bytes_per_second": size / (microseconds * 1e-6), "share_of_copy": share,
         "median_seconds": microseconds * 1e-6, "spread": 0.0123, "samples": 100, "max_ulp_error": 1.5,
-    }  # fmt: skip
+    }
 
 
 def check(stage: str, variant: str, name: str, ulp: float | None, *, right: bool = True, expected: str = "",
-          dtype: str = "fp32") -> dict:  # fmt: skip
+          dtype: str = "fp32") -> dict:
     verdict = "passed" if right else "expected failure" if expected else "failed"
     return {
         "stage": stage, "variant": variant, "operation": "layernorm_forward", "dtype": dtype, "rows": 1024,
         "cols": 1024, "input": name, "verdict": verdict, "max_ulp_error": ulp, "max_abs_error": 0.25,
         "differing": 0 if right else 979, "compared": 1048576, "expectation": expected,
-    }  # fmt: skip
+    }
 
 
 class Playground(unittest.TestCase):
@@ -111,7 +111,7 @@ class Playground(unittest.TestCase):
             benchmark("01_naive", "small", 1000.0, share=0.02),
             benchmark("01_naive", "small", 9000.0, shape="1024x4096", share=0.03),
             {"name": "BigO", "run_type": "aggregate"},
-        ])  # fmt: skip
+        ])
         self.results("02_tree", [
             benchmark("02_tree", "two_pass", 81.68, share=0.25),
             benchmark("02_tree", "one_pass", 70.0, share=0.3),
@@ -120,7 +120,7 @@ class Playground(unittest.TestCase):
             check("02_tree", "one_pass", "arange", 4.1e9, right=False, expected="fails on arange"),
             check("02_tree", "two_pass", "normal", 0.75),
             check("02_tree", "two_pass", "arange", None, right=False),
-        ])  # fmt: skip
+        ])
 
     def write(self, name: str, text: str) -> Path:
         path = self.root / name
@@ -138,7 +138,7 @@ class Playground(unittest.TestCase):
 
     def results(self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None) -> None:
         context = {"gpu": "h200", "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
-                   "source_hash": source_hash.source_hash(stage, self.root), "caches": []}  # fmt: skip
+                   "source_hash": source_hash.source_hash(stage, self.root), "caches": []}
         document = {"context": context, "benchmarks": benchmarks, "checks": checks or []}
         self.write(f"{stage}/results/h200.json", json.dumps(document))
 
@@ -368,7 +368,7 @@ class Figures(Playground):
 
     def test_significant_digits(self) -> None:
         for value, text in {0.081684: "0.0817", 8.0456: "8.05", 9.999: "10.0", 999.9: "1000", 4153.2: "4150", 0.0: "0",
-                            1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3"}.items():  # fmt: skip
+                            1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3"}.items():
             self.assertEqual(figures.significant(value), text)
 
 
@@ -611,7 +611,7 @@ class Charts(Playground):
             "01_naive/charts/access.svg", "01_naive/charts/share_h200.svg", "01_naive/charts/time_h200.svg",
             "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/ladder_h200.svg",
             "docs/charts/numerics_h200.svg",
-        ])  # fmt: skip
+        ])
         for name in first:
             (self.root / name).unlink()
         self.charts()
