@@ -222,6 +222,14 @@ const Moments& Reference::channel_moments(int64_t col) const {
   return columns().moments[col];
 }
 
+double Reference::sum_dy(int64_t col) const {
+  return columns().dy[col];
+}
+
+double Reference::sum_dy_xhat(int64_t col) const {
+  return columns().dyx[col];
+}
+
 void Reference::compute_columns(Columns& out) const {
   const auto view = [&](std::string_view name) {
     const HostTensor* tensor = find(name);

@@ -91,11 +91,14 @@ class Reference {
   double rms_of(size_t tensor) const;
 
   // For the search for a cause: a tensor's index (-1 where it is absent), gamma and beta with ones and zeros where they
-  // are absent, a channel's moments (BatchNorm), what the norm takes in a row with its moments (row operations).
+  // are absent, a channel's moments (BatchNorm) and sums over all rows (backward), and what the norm takes in a row
+  // with its moments (row operations).
   int index_of(std::string_view name) const;
   const std::vector<double>& gamma() const { return gamma_; }
   const std::vector<double>& beta() const { return beta_; }
   const Moments& channel_moments(int64_t col) const;
+  double sum_dy(int64_t col) const;
+  double sum_dy_xhat(int64_t col) const;
   void load_normalized_row(int64_t row, Row& out) const;
   const ProblemOptions& options() const { return options_; }
   const HostTensor& tensor(size_t index) const { return *tensors_[index]; }
