@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from source_hash import ROOT, stage_folders
 from svg import MUTED, PANEL, STROKES, Drawing

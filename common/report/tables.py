@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Sequence, TypeVar
+from typing import TypeVar
 
 from figures import percent, significant
 from markdown import title_of

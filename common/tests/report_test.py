@@ -7,6 +7,7 @@ Each test makes a small repository of its own with invented results, and runs th
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ sys.dont_write_bytecode = True
 import drawings
 import figures
 import markdown
+import results
 import source_hash
 
 KERNELS_01 = """\
@@ -521,17 +523,21 @@ class SourceHash(Playground):
         self.assertIn("09_none has no kernels.cuh; stages here: 01_naive", done.stderr)
 
 
-def python_with_matplotlib() -> str | None:
-    """The interpreter that can draw charts: this one, or that of the project's virtual environment."""
-    for candidate in (Path(sys.executable), SOURCE / ".venv" / "bin" / "python"):
+def python_that_draws() -> str | None:
+    """An interpreter with the pinned matplotlib: that of the project's virtual environment, or this one."""
+    pinned = re.search(r"^matplotlib==(\S+)", (REPORT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned
+    for candidate in (SOURCE / ".venv" / "bin" / "python", Path(sys.executable)):
         if candidate.exists():
-            done = subprocess.run([candidate, "-c", "import matplotlib, numpy"], capture_output=True, check=False)
-            if done.returncode == 0:
+            command = [candidate, "-c", "import matplotlib, numpy; print(matplotlib.__version__)"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.stdout.strip() == pinned.group(1):
                 return str(candidate)
     return None
 
 
-PLOTTER = python_with_matplotlib()
+PLOTTER = python_that_draws()
+NO_PLOTTER = "charts need the matplotlib of requirements.txt, which neither .venv nor this Python has: ./worklog setup"
 
 
 class Drawings(Playground):
@@ -589,15 +595,16 @@ class Drawings(Playground):
             self.assertEqual(slots[0], 255)
 
 
-@unittest.skipUnless(PLOTTER, "charts need matplotlib, which neither this Python nor .venv has: ./worklog setup installs it")
+@unittest.skipUnless(PLOTTER, NO_PLOTTER)
 class Charts(Playground):
     def setUp(self) -> None:
         super().setUp()
         self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
 
-    def charts(self, *arguments: str, expect: int = 0) -> str:
+    def charts(self, *arguments: str, expect: int = 0, **variables: str) -> str:
         command = [str(PLOTTER), REPORT / "charts.py", "--root", self.root, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, **variables}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -614,7 +621,7 @@ class Charts(Playground):
         ])
         for name in first:
             (self.root / name).unlink()
-        self.charts()
+        self.charts(PYTHONHASHSEED="7", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="0")
         self.assertEqual(self.svgs(), first)
         self.assertNotIn("wrote", self.charts())
         self.charts("--check")
@@ -667,6 +674,25 @@ class Charts(Playground):
     def test_wrong_usage_has_exit_code_2(self) -> None:
         self.assertIn("no stage has results of 'abacus'; there are results of: h200", self.charts("--gpu", "abacus", expect=2))
         self.assertIn("there is no stage '09'", self.charts("--stage", "09", expect=2))
+
+
+class Committed(unittest.TestCase):
+    """What is committed beside the results is what would be drawn from them now."""
+
+    def test_drawings(self) -> None:
+        done = subprocess.run([sys.executable, REPORT / "drawings.py", "--check"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    @unittest.skipUnless(PLOTTER, NO_PLOTTER)
+    def test_charts(self) -> None:
+        done = subprocess.run([str(PLOTTER), REPORT / "charts.py", "--check"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_peers_and_data_can_be_read(self) -> None:
+        repository = results.Repository()
+        self.assertGreater(len(repository.peers("h200").timings), 200)
+        self.assertEqual(repository.data("article_worklog")["figures"]["naive"], {
+            "value": 2.3886, "unit": "ms", "meaning": "kernel 1, one thread per row"})
 
 
 if __name__ == "__main__":
