@@ -73,7 +73,7 @@ struct ProblemOptions {
   uint64_t seed = 1;
   float eps = 1e-6f;
   float momentum = 0.1f;
-  std::vector<std::string> absent;  // optional tensors passed as null: {"gamma", "mean"}
+  std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
 };
 
 // A tensor on the host as it is stored: `count` elements of `dtype`, row i of a matrix at i * stride.
