@@ -2,6 +2,7 @@
 // build. It declares what the stages use of CUDA, under CUDA's names.
 #pragma once
 
+#include "vector_functions.h"
 #include "vector_types.h"
 
 #include "simt/atomics.h"
