@@ -1,0 +1,308 @@
+// CUDA's mathematical functions and intrinsics, under their names at global scope.
+//
+// sqrtf, fmaf, exp2f, ldexpf, isnan and the rest of C's functions come from <math.h>. Names that end in _rn round to
+// nearest even, exactly as the GPU does. The approximate ones (rsqrtf, __fdividef, __expf ...) are closer to the true
+// value here than on a GPU, so a kernel must not count on their last bits; where a GPU leaves the path of ordinary
+// arithmetic, as __fdividef does for huge divisors, so do they.
+//
+// They are noexcept because newer C libraries declare some of them (rsqrt is in C23), and declarations must agree.
+#pragma once
+
+#include <math.h>
+#include <stdlib.h>
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+// --- Bits ----------------------------------------------------------------------------------------------------------
+
+constexpr int __float_as_int(float x) noexcept {
+  return std::bit_cast<int>(x);
+}
+constexpr unsigned int __float_as_uint(float x) noexcept {
+  return std::bit_cast<unsigned int>(x);
+}
+constexpr float __int_as_float(int bits) noexcept {
+  return std::bit_cast<float>(bits);
+}
+constexpr float __uint_as_float(unsigned int bits) noexcept {
+  return std::bit_cast<float>(bits);
+}
+constexpr long long __double_as_longlong(double x) noexcept {
+  return std::bit_cast<long long>(x);
+}
+constexpr double __longlong_as_double(long long bits) noexcept {
+  return std::bit_cast<double>(bits);
+}
+
+constexpr int __popc(unsigned int bits) noexcept {
+  return std::popcount(bits);
+}
+constexpr int __popcll(unsigned long long bits) noexcept {
+  return std::popcount(bits);
+}
+// Leading zeros; of zero, all 32 or 64.
+constexpr int __clz(int bits) noexcept {
+  return std::countl_zero(static_cast<unsigned int>(bits));
+}
+constexpr int __clzll(long long bits) noexcept {
+  return std::countl_zero(static_cast<unsigned long long>(bits));
+}
+// The place of the lowest set bit, counted from 1; of zero, 0.
+constexpr int __ffs(int bits) noexcept {
+  return bits == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned int>(bits));
+}
+constexpr int __ffsll(long long bits) noexcept {
+  return bits == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned long long>(bits));
+}
+// Bit i goes to place 31 - i (63 - i).
+constexpr unsigned int __brev(unsigned int bits) noexcept {
+  bits = ((bits >> 1) & 0x55555555u) | ((bits & 0x55555555u) << 1);
+  bits = ((bits >> 2) & 0x33333333u) | ((bits & 0x33333333u) << 2);
+  bits = ((bits >> 4) & 0x0f0f0f0fu) | ((bits & 0x0f0f0f0fu) << 4);
+  return __builtin_bswap32(bits);
+}
+constexpr unsigned long long __brevll(unsigned long long bits) noexcept {
+  return static_cast<unsigned long long>(__brev(static_cast<unsigned int>(bits))) << 32 |
+         __brev(static_cast<unsigned int>(bits >> 32));
+}
+
+// --- Arithmetic with a stated rounding -------------------------------------------------------------------------------
+// On a GPU these keep the compiler from fusing a product and a sum. A host build must not fuse either (g++ does not
+// with -std=c++20, nor clang across functions).
+
+inline float __fadd_rn(float a, float b) noexcept {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) noexcept {
+  return a - b;
+}
+inline float __fmul_rn(float a, float b) noexcept {
+  return a * b;
+}
+inline float __fdiv_rn(float a, float b) noexcept {
+  return a / b;
+}
+inline float __fmaf_rn(float a, float b, float c) noexcept {
+  return fmaf(a, b, c);
+}
+inline float __frcp_rn(float x) noexcept {
+  return 1.0f / x;
+}
+inline float __fsqrt_rn(float x) noexcept {
+  return sqrtf(x);
+}
+// Right to the last bit: no float has a 1 / sqrt that lies so near the middle of two floats that the error of a double
+// could take it across (a test tries all of them).
+inline float __frsqrt_rn(float x) noexcept {
+  return static_cast<float>(1.0 / sqrt(static_cast<double>(x)));
+}
+
+inline double __dadd_rn(double a, double b) noexcept {
+  return a + b;
+}
+inline double __dsub_rn(double a, double b) noexcept {
+  return a - b;
+}
+inline double __dmul_rn(double a, double b) noexcept {
+  return a * b;
+}
+inline double __ddiv_rn(double a, double b) noexcept {
+  return a / b;
+}
+inline double __fma_rn(double a, double b, double c) noexcept {
+  return fma(a, b, c);
+}
+inline double __drcp_rn(double x) noexcept {
+  return 1.0 / x;
+}
+inline double __dsqrt_rn(double x) noexcept {
+  return sqrt(x);
+}
+
+// --- Approximations --------------------------------------------------------------------------------------------------
+
+inline float rsqrtf(float x) noexcept {
+  return 1.0f / sqrtf(x);
+}
+inline double rsqrt(double x) noexcept {
+  return 1.0 / sqrt(x);
+}
+inline float rsqrt(float x) noexcept {
+  return rsqrtf(x);
+}
+// a / b through the reciprocal of b. Above 2^126 that reciprocal is taken for zero, as on a GPU.
+inline float __fdividef(float a, float b) noexcept {
+  if (isfinite(b) && fabsf(b) > 0x1p126f) return a * copysignf(0.0f, b);
+  return a / b;
+}
+inline float fdividef(float a, float b) noexcept {
+  return a / b;
+}
+inline float __expf(float x) noexcept {
+  return expf(x);
+}
+inline float __logf(float x) noexcept {
+  return logf(x);
+}
+inline float __log2f(float x) noexcept {
+  return log2f(x);
+}
+inline float __powf(float x, float y) noexcept {
+  return powf(x, y);
+}
+// x within [0, 1]; of a NaN, 0.
+inline float __saturatef(float x) noexcept {
+  return fminf(fmaxf(x, 0.0f), 1.0f);
+}
+
+// --- Between floats and integers -------------------------------------------------------------------------------------
+// Out of range, the nearest integer there is; of a NaN, 0.
+
+namespace simt::detail {
+
+template <class Integer>
+Integer saturating(double rounded) noexcept {
+  // As doubles, because the largest integer itself may not be a float.
+  constexpr double least = static_cast<double>(std::numeric_limits<Integer>::min());
+  constexpr double beyond = static_cast<double>(std::numeric_limits<Integer>::max() / 2 + 1) * 2;
+  if (isnan(rounded)) return 0;
+  if (rounded >= beyond) return std::numeric_limits<Integer>::max();
+  return rounded <= least ? std::numeric_limits<Integer>::min() : static_cast<Integer>(rounded);
+}
+
+}  // namespace simt::detail
+
+inline int __float2int_rn(float x) noexcept {
+  return simt::detail::saturating<int>(nearbyintf(x));
+}
+inline int __float2int_rz(float x) noexcept {
+  return simt::detail::saturating<int>(truncf(x));
+}
+inline int __float2int_rd(float x) noexcept {
+  return simt::detail::saturating<int>(floorf(x));
+}
+inline int __float2int_ru(float x) noexcept {
+  return simt::detail::saturating<int>(ceilf(x));
+}
+inline unsigned int __float2uint_rn(float x) noexcept {
+  return simt::detail::saturating<unsigned int>(nearbyintf(x));
+}
+inline unsigned int __float2uint_rz(float x) noexcept {
+  return simt::detail::saturating<unsigned int>(truncf(x));
+}
+inline float __int2float_rn(int x) noexcept {
+  return static_cast<float>(x);
+}
+inline float __uint2float_rn(unsigned int x) noexcept {
+  return static_cast<float>(x);
+}
+inline float __ll2float_rn(long long x) noexcept {
+  return static_cast<float>(x);
+}
+inline float __double2float_rn(double x) noexcept {
+  return static_cast<float>(x);
+}
+
+// --- Smaller and larger
+// ------------------------------------------------------------------------------------------------ CUDA has these at
+// global scope. Mixed integers compare as C++ converts them; of a number and a NaN, the number.
+
+constexpr int min(int a, int b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned int min(unsigned int a, unsigned int b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned int min(int a, unsigned int b) noexcept {
+  return min(static_cast<unsigned int>(a), b);
+}
+constexpr unsigned int min(unsigned int a, int b) noexcept {
+  return min(a, static_cast<unsigned int>(b));
+}
+constexpr long min(long a, long b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned long min(unsigned long a, unsigned long b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned long min(long a, unsigned long b) noexcept {
+  return min(static_cast<unsigned long>(a), b);
+}
+constexpr unsigned long min(unsigned long a, long b) noexcept {
+  return min(a, static_cast<unsigned long>(b));
+}
+constexpr long long min(long long a, long long b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned long long min(unsigned long long a, unsigned long long b) noexcept {
+  return a < b ? a : b;
+}
+constexpr unsigned long long min(long long a, unsigned long long b) noexcept {
+  return min(static_cast<unsigned long long>(a), b);
+}
+constexpr unsigned long long min(unsigned long long a, long long b) noexcept {
+  return min(a, static_cast<unsigned long long>(b));
+}
+inline float min(float a, float b) noexcept {
+  return fminf(a, b);
+}
+inline double min(double a, double b) noexcept {
+  return fmin(a, b);
+}
+inline double min(float a, double b) noexcept {
+  return fmin(a, b);
+}
+inline double min(double a, float b) noexcept {
+  return fmin(a, b);
+}
+
+constexpr int max(int a, int b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned int max(unsigned int a, unsigned int b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned int max(int a, unsigned int b) noexcept {
+  return max(static_cast<unsigned int>(a), b);
+}
+constexpr unsigned int max(unsigned int a, int b) noexcept {
+  return max(a, static_cast<unsigned int>(b));
+}
+constexpr long max(long a, long b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned long max(unsigned long a, unsigned long b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned long max(long a, unsigned long b) noexcept {
+  return max(static_cast<unsigned long>(a), b);
+}
+constexpr unsigned long max(unsigned long a, long b) noexcept {
+  return max(a, static_cast<unsigned long>(b));
+}
+constexpr long long max(long long a, long long b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned long long max(unsigned long long a, unsigned long long b) noexcept {
+  return a > b ? a : b;
+}
+constexpr unsigned long long max(long long a, unsigned long long b) noexcept {
+  return max(static_cast<unsigned long long>(a), b);
+}
+constexpr unsigned long long max(unsigned long long a, long long b) noexcept {
+  return max(a, static_cast<unsigned long long>(b));
+}
+inline float max(float a, float b) noexcept {
+  return fmaxf(a, b);
+}
+inline double max(double a, double b) noexcept {
+  return fmax(a, b);
+}
+inline double max(float a, double b) noexcept {
+  return fmax(a, b);
+}
+inline double max(double a, float b) noexcept {
+  return fmax(a, b);
+}
