@@ -3,12 +3,15 @@
 
 #include <cuda_runtime.h>
 
+#include <deque>
 #include <functional>
-#include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "common/harness/arguments.h"
+#include "common/harness/bind.h"
 #include "common/harness/problem.h"
 
 namespace worklog {
@@ -17,29 +20,101 @@ namespace worklog {
 struct FailsFrom {
   int64_t rows = 1;
   int64_t cols = 1;
+  std::vector<Dtype> dtypes = {};  // the element types that it holds for; none named: all
 };
 
+// One way to do an operation, for the types that it exists for.
 class Variant {
  public:
-  // The variant gives wrong results on this input from this shape on. A run in which it passes there has failed.
+  // A function of the stage, seen without the type of its struct.
+  struct Implementation {
+    Operation operation;
+    Dtype dtype, param_dtype;
+    std::function<void(const DeviceArguments&, cudaStream_t)> launch;
+  };
+  struct Expectation {
+    Input input;
+    FailsFrom from;
+  };
+  struct Limit {
+    std::string sentence;
+    std::function<bool(const ProblemOptions&)> accepts;
+  };
+
+  Variant(std::string name, std::string note) : name_(std::move(name)), note_(std::move(note)) {}
+
+  // The variant gives wrong results on this input from this shape on. A run in which it passes there has failed. At
+  // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
   // The shapes that the variant can do, as a sentence ("cols at most 16384") and as a test.
   Variant& limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts);
+  // How results are compared, where it is not as Problem::compare does it by itself.
+  Variant& compared_with(ComparisonOptions comparison);
+  // Adds one function; Program::add does.
+  template <class Function>
+  void implement(Function function);
+
+  const std::string& name() const { return name_; }
+  const std::string& note() const { return note_; }
+  const std::vector<Implementation>& implementations() const { return implementations_; }
+  const std::vector<Expectation>& expectations() const { return expectations_; }
+  const std::vector<Limit>& limits() const { return limits_; }
+  const ComparisonOptions& comparison() const { return comparison_; }
+
+ private:
+  std::string name_, note_;
+  std::vector<Implementation> implementations_;
+  std::vector<Expectation> expectations_;
+  std::vector<Limit> limits_;
+  ComparisonOptions comparison_;
 };
 
 class Program {
  public:
-  Program(std::string stage, std::string summary);
+  Program(std::string stage, std::string summary) : stage_(std::move(stage)), summary_(std::move(summary)) {}
 
   // Adds a variant: one function for each operation and type that it exists for, each of the form
   //   void function(const LayerNormForward<float>&, cudaStream_t)
-  // whose first argument (any struct of arguments.h) says which operation and types it does.
+  // or a function object of that form, whose first argument (any struct of arguments.h) says which operation and types
+  // it does. The variant stays where it is for the life of the program.
   template <class... Functions>
-  Variant& add(std::string name, std::string note, Functions... functions);
+  Variant& add(std::string name, std::string note, Functions... functions) {
+    Variant& variant = variants_.emplace_back(std::move(name), std::move(note));
+    (variant.implement(std::move(functions)), ...);
+    return variant;
+  }
 
   // Reads the flags, checks, times, reports. Returns the exit code: 0, 1 where a result was wrong, 2 where the
   // request was (one sentence on stderr).
   int run(int argc, char** argv);
+
+  const std::string& stage() const { return stage_; }
+  const std::string& summary() const { return summary_; }
+  const std::deque<Variant>& variants() const { return variants_; }
+
+ private:
+  std::string stage_, summary_;
+  std::deque<Variant> variants_;
 };
+
+namespace detail {
+
+// The struct that a launching function takes, by the form of the function.
+template <class Arguments, class Stream>
+std::remove_cvref_t<Arguments> arguments_of(const std::function<void(Arguments, Stream)>&);
+
+}  // namespace detail
+
+template <class Function>
+void Variant::implement(Function function) {
+  using Arguments = decltype(detail::arguments_of(std::function(function)));
+  using Bound = Binding<Arguments>;
+  for (const Operation operation : Bound::operations) {
+    implementations_.push_back({operation, dtype_of<typename Bound::Element>, dtype_of<typename Bound::Parameter>,
+                                [function](const DeviceArguments& arguments, cudaStream_t stream) {
+                                  function(Bound::bind(arguments), stream);
+                                }});
+  }
+}
 
 }  // namespace worklog
