@@ -1,0 +1,272 @@
+// From the tensors of a problem on the device to the struct of arguments.h that a variant's function takes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "common/harness/arguments.h"
+#include "common/harness/problem.h"
+
+namespace worklog {
+
+struct DeviceTensor {
+  std::string_view name;  // of its pointer in arguments.h
+  Dtype dtype;
+  void* data;      // null where the tensor is absent
+  int64_t stride;  // elements from a row to the next
+};
+
+// A pointer to a tensor, which takes on the type of the field that it is assigned to.
+class TensorPointer {
+ public:
+  explicit TensorPointer(const DeviceTensor* tensor) : tensor_(tensor) {}
+
+  // Throws std::logic_error where the tensor's elements are of another type.
+  template <class T>
+  operator T*() const {
+    if (!tensor_ || !tensor_->data) return nullptr;
+    if (tensor_->dtype != dtype_of<std::remove_const_t<T>>) {
+      throw std::logic_error("tensor " + std::string(tensor_->name) + " is bound to a pointer of another type");
+    }
+    return static_cast<T*>(tensor_->data);
+  }
+
+ private:
+  const DeviceTensor* tensor_;
+};
+
+// A problem as a kernel meets it: its tensors on the device, its sizes and its constants.
+struct DeviceArguments {
+  ProblemOptions options;
+  std::vector<DeviceTensor> tensors;
+
+  // Null for a tensor that is absent or that the operation does not have.
+  TensorPointer operator[](std::string_view name) const { return TensorPointer(find(name)); }
+  int64_t stride(std::string_view name) const {
+    const DeviceTensor* tensor = find(name);
+    return tensor ? tensor->stride : 0;
+  }
+
+ private:
+  const DeviceTensor* find(std::string_view name) const {
+    for (const DeviceTensor& tensor : tensors) {
+      if (tensor.name == name) return &tensor;
+    }
+    return nullptr;
+  }
+};
+
+// For each struct of arguments.h: the operations that it serves, its types T and G, and how it is filled.
+template <class Arguments>
+struct Binding;
+
+template <class T, class G>
+struct Binding<LayerNormForward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::layernorm_forward};
+
+  static LayerNormForward<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .gamma = a["gamma"],
+            .beta = a["beta"],
+            .y = a["y"],
+            .mean = a["mean"],
+            .rstd = a["rstd"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .x_stride = a.stride("x"),
+            .y_stride = a.stride("y"),
+            .eps = a.options.eps};
+  }
+};
+
+template <class T, class G>
+struct Binding<RmsNormForward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::rmsnorm_forward};
+
+  static RmsNormForward<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .gamma = a["gamma"],
+            .y = a["y"],
+            .rstd = a["rstd"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .x_stride = a.stride("x"),
+            .y_stride = a.stride("y"),
+            .eps = a.options.eps};
+  }
+};
+
+template <class T, class G>
+struct Binding<AddLayerNormForward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::add_layernorm_forward};
+
+  static AddLayerNormForward<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .residual = a["residual"],
+            .gamma = a["gamma"],
+            .beta = a["beta"],
+            .h = a["h"],
+            .y = a["y"],
+            .mean = a["mean"],
+            .rstd = a["rstd"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .x_stride = a.stride("x"),
+            .residual_stride = a.stride("residual"),
+            .h_stride = a.stride("h"),
+            .y_stride = a.stride("y"),
+            .eps = a.options.eps};
+  }
+};
+
+template <class T, class G>
+struct Binding<AddRmsNormForward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::add_rmsnorm_forward};
+
+  static AddRmsNormForward<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .residual = a["residual"],
+            .gamma = a["gamma"],
+            .h = a["h"],
+            .y = a["y"],
+            .rstd = a["rstd"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .x_stride = a.stride("x"),
+            .residual_stride = a.stride("residual"),
+            .h_stride = a.stride("h"),
+            .y_stride = a.stride("y"),
+            .eps = a.options.eps};
+  }
+};
+
+// With dh the struct serves the fused backward pass, and with dh null the plain one.
+template <class T, class G>
+struct Binding<LayerNormBackward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::layernorm_backward, Operation::add_layernorm_backward};
+
+  static LayerNormBackward<T, G> bind(const DeviceArguments& a) {
+    return {.dy = a["dy"],
+            .x = a["x"],
+            .dh = a["dh"],
+            .gamma = a["gamma"],
+            .mean = a["mean"],
+            .rstd = a["rstd"],
+            .dx = a["dx"],
+            .dgamma = a["dgamma"],
+            .dbeta = a["dbeta"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .dy_stride = a.stride("dy"),
+            .x_stride = a.stride("x"),
+            .dh_stride = a.stride("dh"),
+            .dx_stride = a.stride("dx")};
+  }
+};
+
+template <class T, class G>
+struct Binding<RmsNormBackward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::rmsnorm_backward};
+
+  static RmsNormBackward<T, G> bind(const DeviceArguments& a) {
+    return {.dy = a["dy"],
+            .x = a["x"],
+            .dh = a["dh"],
+            .gamma = a["gamma"],
+            .rstd = a["rstd"],
+            .dx = a["dx"],
+            .dgamma = a["dgamma"],
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .dy_stride = a.stride("dy"),
+            .x_stride = a.stride("x"),
+            .dh_stride = a.stride("dh"),
+            .dx_stride = a.stride("dx")};
+  }
+};
+
+template <class T, class G>
+struct Binding<BatchNormTrain<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::batchnorm_train};
+
+  static BatchNormTrain<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .gamma = a["gamma"],
+            .beta = a["beta"],
+            .y = a["y"],
+            .running_mean = a["running_mean"],
+            .running_var = a["running_var"],
+            .save_mean = a["save_mean"],
+            .save_invstd = a["save_invstd"],
+            .samples = a.options.rows,
+            .channels = a.options.cols,
+            .pixels = a.options.pixels,
+            .layout = a.options.layout,
+            .momentum = a.options.momentum,
+            .eps = a.options.eps};
+  }
+};
+
+template <class T, class G>
+struct Binding<BatchNormInference<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::batchnorm_inference};
+
+  static BatchNormInference<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .gamma = a["gamma"],
+            .beta = a["beta"],
+            .running_mean = a["running_mean"],
+            .running_var = a["running_var"],
+            .y = a["y"],
+            .samples = a.options.rows,
+            .channels = a.options.cols,
+            .pixels = a.options.pixels,
+            .layout = a.options.layout,
+            .eps = a.options.eps};
+  }
+};
+
+template <class T, class G>
+struct Binding<BatchNormBackward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::batchnorm_backward};
+
+  static BatchNormBackward<T, G> bind(const DeviceArguments& a) {
+    return {.dy = a["dy"],
+            .x = a["x"],
+            .gamma = a["gamma"],
+            .save_mean = a["save_mean"],
+            .save_invstd = a["save_invstd"],
+            .dx = a["dx"],
+            .dgamma = a["dgamma"],
+            .dbeta = a["dbeta"],
+            .samples = a.options.rows,
+            .channels = a.options.cols,
+            .pixels = a.options.pixels,
+            .layout = a.options.layout};
+  }
+};
+
+}  // namespace worklog
