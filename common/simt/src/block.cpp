@@ -186,6 +186,7 @@ void BlockRunner::reset() {
   turns_without_change = 0;
   barrier_ = {};
   ready_warps_ = 0;
+  copies_.clear();
   for (unsigned warp = 0; warp * warp_size < threads_; ++warp) {
     Warp& w = warps_[warp];
     const unsigned lanes = std::min(warp_size, threads_ - warp * warp_size);
@@ -203,7 +204,8 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
   cluster_ = cluster;
   rank_ = rank;
   block_ = block;
-  groups_[0] = {cluster ? &cluster->barrier : nullptr, 0, false, 0};
+  solo_.reset(1);
+  groups_[0] = {cluster != nullptr ? &cluster->barrier : &solo_, 0, false, 0};
   groups_[1] = {grid_barrier, 0, false, 0};
   random_state_ =
       launch.options.seed * 0x9e3779b97f4a7c15u + (uint64_t{block.z} << 42 ^ uint64_t{block.y} << 21 ^ block.x);
@@ -269,15 +271,13 @@ void BlockRunner::switch_to(Context target, [[maybe_unused]] unsigned target_fib
     __sanitizer_start_switch_fiber(save_fake_stack, stacks_.bottom(target_fiber), stacks_.usable_bytes(target_fiber));
   }
 #endif
-  const boost::context::detail::transfer_t from = boost::context::detail::jump_fcontext(target, save_at);
-  if (from.data != nullptr) *static_cast<Context*>(from.data) = from.fctx;
+  switch_stack(target, save_at);
 #ifdef SIMT_ASAN
   __sanitizer_finish_switch_fiber(*save_fake_stack, nullptr, nullptr);
 #endif
 }
 
-void BlockRunner::fiber_main(boost::context::detail::transfer_t from) {
-  *static_cast<Context*>(from.data) = from.fctx;
+void BlockRunner::fiber_main() {
 #ifdef SIMT_ASAN
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
@@ -292,8 +292,7 @@ unsigned BlockRunner::take_fiber() {
     return fiber;
   }
   const auto fiber = static_cast<unsigned>(fibers_.size());
-  fibers_.push_back(
-      {boost::context::detail::make_fcontext(stacks_.top(fiber), stacks_.usable_bytes(fiber), fiber_main), nullptr});
+  fibers_.push_back({make_context<fiber_main>(stacks_.top(fiber), stacks_.usable_bytes(fiber)), nullptr});
   return fiber;
 }
 
@@ -309,18 +308,14 @@ void BlockRunner::resume(unsigned thread) {
     scheduler_stack_ = static_cast<char*>(stack);
   }
 #endif
-  const unsigned fiber = take_fiber();
-  fiber_of_[thread] = static_cast<uint16_t>(fiber);
-  warps_[thread / warp_size].unstarted &= ~bit(thread % warp_size);
-  current_ = thread;
-  threadIdx = indices_[thread];
-  switch_to(fibers_[fiber].idle, fiber, &scheduler_, &scheduler_fake_stack_);
+  prepare_start(thread);
+  become(thread);
+  switch_to(contexts_[thread], fiber_of_[thread], &scheduler_, &scheduler_fake_stack_);
 }
 
 // Runs threads on one fiber, one after the other: a thread that never waits costs no switch at all.
 void BlockRunner::run_threads(unsigned fiber) {
   for (;;) {
-    switches.store(switches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     Lane& lane = warps_[current_ / warp_size].lanes[current_ % warp_size];
     lane.spins_on = nullptr;
     bool threw = false;
@@ -342,14 +337,14 @@ void BlockRunner::run_threads(unsigned fiber) {
     finish_thread();
     check_stop();
 
-    const unsigned next = next_thread(Turn::stay);
+    unsigned next = pick(Turn::stay);
+    if (next == nobody) next = release_someone(Turn::stay);
     if (next == nobody) {
       free_fibers_.push_back(static_cast<uint16_t>(fiber));
       switch_to(scheduler_, nobody, &fibers_[fiber].idle, &fibers_[fiber].fake_stack);
       continue;
     }
-    current_ = next;
-    threadIdx = indices_[next];
+    become(next);
     Warp& warp = warps_[next / warp_size];
     if (warp.unstarted & bit(next % warp_size)) {
       warp.unstarted &= ~bit(next % warp_size);
@@ -363,22 +358,31 @@ void BlockRunner::run_threads(unsigned fiber) {
 
 // The running thread gives way to the next. It is in a set that says what it waits for, or ready.
 void BlockRunner::suspend(Turn turn) {
-  check_stop();
+  if (launch_->stop.load(std::memory_order_relaxed) != Stop::none) [[unlikely]]
+    check_stop();
   const unsigned self = current_;
-  const unsigned next = next_thread(turn);
+  unsigned next = pick(turn);
+  if (next == nobody) [[unlikely]]
+    next = release_someone(turn);
   if (next == self) return;
+  if (warps_[next / warp_size].unstarted & bit(next % warp_size)) prepare_start(next);
+  __builtin_prefetch(contexts_[(next + 1) % max_threads]);  // the stack that is most likely to follow
+  become(next);
+  switch_to(contexts_[next], fiber_of_[next], &contexts_[self], &fake_stacks_[self]);
+}
+
+void BlockRunner::become(unsigned thread) {
   switches.store(switches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  current_ = next;
-  threadIdx = indices_[next];
-  Warp& warp = warps_[next / warp_size];
-  if (warp.unstarted & bit(next % warp_size)) {
-    warp.unstarted &= ~bit(next % warp_size);
-    const unsigned fiber = take_fiber();
-    fiber_of_[next] = static_cast<uint16_t>(fiber);
-    switch_to(fibers_[fiber].idle, fiber, &contexts_[self], &fake_stacks_[self]);
-  } else {
-    switch_to(contexts_[next], fiber_of_[next], &contexts_[self], &fake_stacks_[self]);
-  }
+  current_ = thread;
+  threadIdx = indices_[thread];
+}
+
+// Gives a thread that has not run yet a stack.
+void BlockRunner::prepare_start(unsigned thread) {
+  warps_[thread / warp_size].unstarted &= ~bit(thread % warp_size);
+  const unsigned fiber = take_fiber();
+  fiber_of_[thread] = static_cast<uint16_t>(fiber);
+  contexts_[thread] = fibers_[fiber].idle;
 }
 
 void BlockRunner::make_ready(unsigned warp, unsigned lanes) {
@@ -434,9 +438,7 @@ unsigned BlockRunner::pick(Turn turn) {
 }
 
 // nobody: the block is done.
-unsigned BlockRunner::next_thread(Turn turn) {
-  const unsigned warp = current_ / warp_size;
-  if (warps_[warp].at_converge != 0 && warps_[warp].ready == 0) release_converged();
+unsigned BlockRunner::release_someone(Turn turn) {
   for (;;) {
     const unsigned next = pick(turn);
     if (next != nobody || alive_ == 0) return next;
@@ -512,24 +514,8 @@ uint64_t BlockRunner::collective(Collective kind, unsigned mask, uint64_t operan
   const unsigned lane = current_ % warp_size;
   const unsigned warp_number = current_ / warp_size;
   Warp& warp = warps_[warp_number];
-  if ((mask & bit(lane)) == 0 || (mask & ~warp.alive) != 0) [[unlikely]] {
-    if ((mask & bit(lane)) == 0) {
-      record(cudaErrorLaunchFailure, current_,
-             fmt::format("{} is called by lane {}, which its mask {:#010x} does not name", name, lane, mask),
-             {site.file, site.line});
-      abandon();
-    }
-    const unsigned exist = threads_ - warp_number * warp_size >= warp_size ? ~0u : bit(threads_ % warp_size) - 1;
-    const unsigned missing = mask & ~exist;
-    record(
-        cudaErrorLaunchFailure, current_,
-        fmt::format("{} waits for {}, which its mask {:#010x} names and which {}", name,
-                    lanes_text(missing ? missing : mask & ~warp.alive), mask,
-                    missing ? fmt::format("the block of {} threads does not have", threads_)
-                            : std::string(std::has_single_bit(mask & ~warp.alive) ? "has returned" : "have returned")),
-        {site.file, site.line});
-    abandon();
-  }
+  if ((mask & bit(lane)) == 0 || (mask & ~warp.alive) != 0) [[unlikely]]
+    refuse_mask(mask, name, site);
 
   Lane& self = warp.lanes[lane];
   self.operand = operand;
@@ -541,30 +527,52 @@ uint64_t BlockRunner::collective(Collective kind, unsigned mask, uint64_t operan
 
   const unsigned others = mask & ~bit(lane);
   warp.at_collective |= bit(lane);
-  if ((others & ~warp.at_collective) != 0) {
-    suspend(Turn::stay);
-  } else {
+  if ((others & ~warp.at_collective) == 0) {  // the last to arrive
     for (unsigned rest = others; rest != 0; rest &= rest - 1) {
-      const unsigned other = static_cast<unsigned>(std::countr_zero(rest));
-      const Lane& waits = warp.lanes[other];
-      if (waits.mask == mask && waits.kind == kind && same_place(waits, name, site)) [[likely]]
-        continue;
-      record(cudaErrorLaunchFailure, current_,
-             fmt::format("{} with mask {:#010x} meets {} with mask {:#010x} of lane {}, {}:{}", name, mask, waits.name,
-                         waits.mask, other, waits.file, waits.line),
-             {site.file, site.line});
-      abandon();
+      const Lane& other = warp.lanes[std::countr_zero(rest)];
+      if (other.mask != mask || other.kind != kind || !same_place(other, name, site)) [[unlikely]] {
+        refuse_meeting(self, other);
+      }
     }
     exchange(warp, mask, kind);
     warp.at_collective &= ~mask;
-    if (others != 0) {
-      make_ready(warp_number, mask);
-      suspend(Turn::stay);
-    }
+    make_ready(warp_number, mask);
   }
+  suspend(Turn::stay);
   const uint64_t result = self.result;
   in_engine_ = 0;
   return result;
+}
+
+void BlockRunner::refuse_mask(unsigned mask, const char* name, Site site) {
+  const unsigned lane = current_ % warp_size;
+  const Warp& warp = warps_[current_ / warp_size];
+  if ((mask & bit(lane)) == 0) {
+    record(cudaErrorLaunchFailure, current_,
+           fmt::format("{} is called by lane {}, which its mask {:#010x} does not name", name, lane, mask),
+           {site.file, site.line});
+    abandon();
+  }
+  const unsigned in_warp = threads_ - (current_ - lane);
+  const unsigned missing = in_warp >= warp_size ? 0 : mask & ~(bit(in_warp) - 1);
+  const unsigned returned = mask & ~warp.alive & ~missing;
+  record(cudaErrorLaunchFailure, current_,
+         fmt::format("{} waits for {}, which its mask {:#010x} names and which {}", name,
+                     lanes_text(missing != 0 ? missing : returned), mask,
+                     missing != 0                    ? fmt::format("the block of {} threads does not have", threads_)
+                     : std::has_single_bit(returned) ? "has returned"
+                                                     : "have returned"),
+         {site.file, site.line});
+  abandon();
+}
+
+void BlockRunner::refuse_meeting(const Lane& self, const Lane& other) {
+  const auto lane = static_cast<unsigned>(&other - warps_[current_ / warp_size].lanes.data());
+  record(cudaErrorLaunchFailure, current_,
+         fmt::format("{} with mask {:#010x} meets {} with mask {:#010x} of lane {}, {}:{}", self.name, self.mask,
+                     other.name, other.mask, lane, other.file, other.line),
+         {self.file, self.line});
+  abandon();
 }
 
 void BlockRunner::exchange(Warp& warp, unsigned mask, Collective kind) {
@@ -671,24 +679,25 @@ int BlockRunner::barrier(BarrierKind kind, int predicate, const char* name, Site
     barrier_.site = site;
     barrier_.count = 0;
   } else if (barrier_.line_differs(kind, site)) [[unlikely]] {
-    record(cudaErrorLaunchFailure, current_,
-           fmt::format("{} meets another barrier: {} of the block's threads wait at {}, {}:{}", name, barrier_.arrived,
-                       barrier_.name, barrier_.site.file, barrier_.site.line),
-           {site.file, site.line});
-    abandon();
+    refuse_barrier(name, site);
   }
   warps_[current_ / warp_size].at_barrier |= bit(current_ % warp_size);
   ++barrier_.arrived;
   barrier_.count += predicate != 0;
   turns_without_change = 0;
-  if (barrier_.arrived == alive_) {
-    release_barrier();
-    suspend(Turn::start_over);
-  } else {
-    suspend(Turn::stay);
-  }
+  const bool last = barrier_.arrived == alive_;
+  if (last) release_barrier();
+  suspend(last ? Turn::start_over : Turn::stay);
   in_engine_ = 0;
   return barrier_.result;
+}
+
+void BlockRunner::refuse_barrier(const char* name, Site site) {
+  record(cudaErrorLaunchFailure, current_,
+         fmt::format("{} meets another barrier: {} of the block's threads wait at {}, {}:{}", name, barrier_.arrived,
+                     barrier_.name, barrier_.site.file, barrier_.site.line),
+         {site.file, site.line});
+  abandon();
 }
 
 bool BlockRunner::BlockBarrier::line_differs(BarrierKind other_kind, Site other) const {
@@ -740,9 +749,7 @@ void BlockRunner::group_arrive(Group group, const char* name, Site site) {
   Warp& warp = warps_[current_ / warp_size];
   const unsigned lane = bit(current_ % warp_size);
   if (groups_[g].barrier == nullptr) {
-    record(cudaErrorLaunchFailure, current_,
-           fmt::format("{} in a kernel that was not launched {}", name,
-                       group == Group::grid ? "cooperatively" : "in clusters"),
+    record(cudaErrorLaunchFailure, current_, fmt::format("{} in a kernel that was not launched cooperatively", name),
            {site.file, site.line});
     abandon();
   }
@@ -767,6 +774,53 @@ void BlockRunner::group_wait(Group group, const char* name, Site site) {
     wait_at(warp.lanes[current_ % warp_size], name, site);
     warp.at_group[g] |= lane;
     suspend(Turn::stay);
+  }
+  in_engine_ = 0;
+}
+
+// --- Asynchronous copies -------------------------------------------------------------------------------------------
+
+void BlockRunner::copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site) {
+  in_engine_ = 1;
+  const bool right_size = (bytes == 4 || bytes == 8 || bytes == 16) && zero_bytes <= bytes;
+  if (!right_size || (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
+    record(cudaErrorMisalignedAddress, current_,
+           fmt::format("__pipeline_memcpy_async() of {} bytes, {} of them zeros, from {} to {}: it copies 4, 8 or 16 "
+                       "bytes between addresses that are a multiple of that",
+                       bytes, zero_bytes, from, to),
+           {site.file, site.line});
+    abandon();
+  }
+  if (copies_.empty()) copies_.resize(max_threads);
+  copies_[current_].waiting.push_back({to, from, bytes, zero_bytes});
+  in_engine_ = 0;
+}
+
+void BlockRunner::commit_copies() {
+  in_engine_ = 1;
+  if (copies_.empty()) copies_.resize(max_threads);
+  Copies& copies = copies_[current_];
+  copies.batch_sizes.push_back(copies.waiting.size() - copies.committed);
+  copies.committed = copies.waiting.size();
+  in_engine_ = 0;
+}
+
+void BlockRunner::wait_for_copies(size_t batches_left) {
+  in_engine_ = 1;
+  if (!copies_.empty() && copies_[current_].batch_sizes.size() > batches_left) {
+    Copies& copies = copies_[current_];
+    const auto last_batch = copies.batch_sizes.end() - static_cast<std::ptrdiff_t>(batches_left);
+    size_t due = 0;
+    for (auto batch = copies.batch_sizes.begin(); batch != last_batch; ++batch) due += *batch;
+    for (size_t i = 0; i < due; ++i) {
+      const Copy& copy = copies.waiting[i];
+      const size_t read = copy.bytes - copy.zero_bytes;
+      if (read > 0) std::memcpy(copy.to, copy.from, read);
+      std::memset(static_cast<char*>(copy.to) + read, 0, copy.zero_bytes);
+    }
+    copies.waiting.erase(copies.waiting.begin(), copies.waiting.begin() + static_cast<std::ptrdiff_t>(due));
+    copies.batch_sizes.erase(copies.batch_sizes.begin(), last_batch);
+    copies.committed -= due;
   }
   in_engine_ = 0;
 }
@@ -832,7 +886,8 @@ void BlockRunner::abandon() {
 #ifdef SIMT_ASAN
   __sanitizer_start_switch_fiber(nullptr, scheduler_stack_, scheduler_stack_bytes_);
 #endif
-  boost::context::detail::jump_fcontext(scheduler_, nullptr);
+  Context forgotten;
+  switch_stack(scheduler_, &forgotten);
   __builtin_unreachable();
 }
 

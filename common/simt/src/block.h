@@ -5,8 +5,6 @@
 // a barrier releases the others by copying 32 words at most.
 #pragma once
 
-#include <boost/context/detail/fcontext.hpp>
-
 #include <pthread.h>
 #include <csignal>
 
@@ -21,6 +19,7 @@
 
 #include "launch.h"
 #include "simt/engine.h"
+#include "switch.h"
 
 namespace simt::detail {
 
@@ -100,6 +99,9 @@ class BlockRunner {
   void* map_to_rank(const void* shared, unsigned rank, const char* name, Site site);
   int rank_of(const void* shared) const;  // -1: in no block of the cluster
   void collect_tls_blocks();              // before a block of a cluster runs
+  void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site);
+  void commit_copies();
+  void wait_for_copies(size_t batches_left);
   void spin(const volatile void* address, uintptr_t caller);
   void yield(uintptr_t caller);
   // Keeps the error; abandon() must follow.
@@ -168,6 +170,17 @@ class BlockRunner {
     uint64_t phase = 0;
   };
 
+  struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes, zero_bytes;
+  };
+  struct Copies {
+    std::vector<Copy> waiting;        // in order
+    std::vector<size_t> batch_sizes;  // of those that are committed
+    size_t committed = 0;             // the sum of batch_sizes
+  };
+
   enum class Turn {
     stay,        // the next in this warp, so that its stacks stay in the cache
     move_on,     // anyone but those that had their turn
@@ -175,20 +188,18 @@ class BlockRunner {
   };
   static constexpr unsigned nobody = ~0u;
 
-  using Context = boost::context::detail::fcontext_t;
   struct Fiber {
     Context idle = nullptr;  // where it waits for another thread to run
     void* fake_stack = nullptr;
   };
 
-  static void fiber_main(boost::context::detail::transfer_t from);
+  static void fiber_main();
   void run_threads(unsigned fiber);
   void reset();
   void resume(unsigned thread);
-  void suspend(Turn turn);
-  unsigned pick(Turn turn);
-  unsigned pick_lane(unsigned set, unsigned after) const;
-  unsigned next_thread(Turn turn);  // as pick, but where nobody is ready releases whom it can, or reports a deadlock
+  [[gnu::always_inline]] inline void suspend(Turn turn);
+  [[gnu::always_inline]] inline unsigned pick(Turn turn);
+  [[gnu::noinline]] unsigned release_someone(Turn turn);  // where nobody is ready: as pick, after releasing whom it can
   void make_ready(unsigned warp, unsigned lanes);
   void finish_thread();
   void release_barrier();
@@ -197,8 +208,14 @@ class BlockRunner {
   bool release_converged();
   void exchange(Warp& warp, unsigned mask, Collective kind);
   unsigned take_fiber();
-  void switch_to(Context target, unsigned target_fiber, Context* save_at, void** save_fake_stack);
-  void check_stop();
+  [[gnu::always_inline]] inline void become(unsigned thread);
+  [[gnu::noinline]] void prepare_start(unsigned thread);
+  [[noreturn, gnu::cold]] void refuse_mask(unsigned mask, const char* name, Site site);
+  [[noreturn, gnu::cold]] void refuse_meeting(const Lane& self, const Lane& other);
+  [[noreturn, gnu::cold]] void refuse_barrier(const char* name, Site site);
+  [[gnu::always_inline]] inline void switch_to(Context target, unsigned target_fiber, Context* save_at,
+                                               void** save_fake_stack);
+  [[gnu::noinline]] void check_stop();
   void wait_at(Lane& lane, const char* name, Site site);
   uint64_t random();
 
@@ -231,6 +248,9 @@ class BlockRunner {
   std::array<void*, max_threads> fake_stacks_{};
   std::array<uint3, max_threads> indices_{};  // threadIdx of each thread, for the shape below
   dim3 shape_{0, 0, 0};
+
+  std::vector<Copies> copies_;  // by thread; empty until the first asynchronous copy
+  BlocksBarrier solo_;          // the cluster barrier of a launch without clusters
 
   Stacks stacks_;
   std::vector<Fiber> fibers_;

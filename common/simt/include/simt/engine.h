@@ -53,8 +53,10 @@ bool launched_cooperatively();
 void* map_to_rank(const void* shared, unsigned rank, const char* name, Site site);
 int rank_of_shared(const void* shared);  // -1: in no block of this cluster
 
-// Bytes of dynamic shared memory that the launch asked for.
-size_t dynamic_shared_bytes();
+// Asynchronous copies of the running thread; they are carried out when it waits for them.
+void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site);
+void commit_copies();
+void wait_for_copies(size_t batches_left);
 
 // An atomic operation left memory as it was: the thread may be spinning, so others get a turn.
 void atomic_changed_nothing(const volatile void* address);

@@ -1,0 +1,4 @@
+// The same functions under the Toolkit's other header.
+#pragma once
+
+#include "cuda_pipeline.h"
