@@ -179,6 +179,8 @@ struct Reference::Columns {
 Reference::Reference(const ProblemOptions& options, const std::vector<HostTensor>& tensors)
     : options_(options), rows_(logical_rows(options)), cols_(options.cols), rms_(tensors.size(), -1.0) {
   for (const HostTensor& tensor : tensors) tensors_.push_back(&tensor);
+  at_ = {index_of("x"), index_of("residual"), index_of("dy"),   index_of("dh"),  index_of("h"),
+         index_of("y"), index_of("dx"),       index_of("mean"), index_of("rstd")};
   gamma_ = load_vector("gamma", 1);
   beta_ = load_vector("beta", 0);
 }
@@ -203,10 +205,16 @@ std::vector<double> Reference::load_vector(std::string_view name, double absent)
   return values;
 }
 
-void Reference::load_row(std::string_view name, int64_t row, std::vector<double>& values) const {
-  const HostTensor* tensor = find(name);
-  values.resize(tensor ? cols_ : 0);
-  if (tensor) MatrixView(options_, *tensor, tensor->bytes.data()).load(row, 0, cols_, values.data());
+void Reference::load_row(int tensor, int64_t row, std::vector<double>& values) const {
+  values.resize(tensor < 0 ? 0 : cols_);
+  if (tensor < 0) return;
+  MatrixView(options_, *tensors_[tensor], tensors_[tensor]->bytes.data()).load(row, 0, cols_, values.data());
+}
+
+double Reference::given_statistic(int tensor, int64_t row, double absent) const {
+  double value = absent;
+  if (tensor >= 0) load_elements(Dtype::fp32, tensors_[tensor]->bytes.data() + row * 4, 1, 1, &value);
+  return value;
 }
 
 const Reference::Columns& Reference::columns() const {
@@ -252,8 +260,6 @@ void Reference::compute_columns(Columns& out) const {
     if (!backward) return;
   }
   const bool row_statistics = !is_batchnorm(options_.operation);
-  const HostTensor* mean = find("mean");
-  const HostTensor* rstd = find("rstd");
   const MatrixView x = view("x");
   const MatrixView dy = view("dy");
   const std::vector<double> sums =
@@ -263,10 +269,8 @@ void Reference::compute_columns(Columns& out) const {
         dy_row.resize(count);
         x.load(row, first_col, count, x_row.data());
         dy.load(row, first_col, count, dy_row.data());
-        double row_mean = 0;
-        double row_rstd = 1;
-        if (mean) load_elements(mean->dtype, mean->bytes.data() + row * 4, 1, 1, &row_mean);
-        if (rstd) load_elements(rstd->dtype, rstd->bytes.data() + row * 4, 1, 1, &row_rstd);
+        const double row_mean = row_statistics ? given_statistic(at_.mean, row, 0) : 0;
+        const double row_rstd = row_statistics ? given_statistic(at_.rstd, row, 1) : 1;
         for (int64_t j = 0; j < count; ++j) {
           const Moments* channel = row_statistics ? nullptr : &out.moments[first_col + j];
           const double xhat =
@@ -326,19 +330,17 @@ Expected Reference::expect_columns(size_t tensor, Summation summation) const {
 }
 
 void Reference::load_normalized_row(int64_t row, Row& out) const {
-  load_row("x", row, out.x);
-  if (find("residual")) {
-    load_row("residual", row, out.dh);
+  load_row(at_.x, row, out.x);
+  if (at_.residual >= 0) {
+    load_row(at_.residual, row, out.dh);
     for (int64_t j = 0; j < cols_; ++j) {
       out.x[j] = round_to(options_.dtype, static_cast<float>(out.x[j]) + static_cast<float>(out.dh[j]));
     }
   }
   if (is_row_backward(options_.operation)) {
-    const HostTensor* mean = find("mean");
-    const HostTensor* rstd = find("rstd");
     out.moments = {};
-    if (mean) load_elements(mean->dtype, mean->bytes.data() + row * 4, 1, 1, &out.moments.mean);
-    load_elements(rstd->dtype, rstd->bytes.data() + row * 4, 1, 1, &out.moments.rstd);
+    out.moments.mean = given_statistic(at_.mean, row, 0);
+    out.moments.rstd = given_statistic(at_.rstd, row, 1);
     out.moments.variance = 1 / (out.moments.rstd * out.moments.rstd) - options_.eps;
   } else if (!is_batchnorm(options_.operation)) {
     out.moments = moments_of_row(out.x, subtracts_mean(options_.operation), options_.eps);
@@ -369,19 +371,19 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
   const double roundings = sum_roundings(cols_, summation);
   const Moments& moments = out.moments;
   const StatisticSlack granted = slack_of(moments, roundings, with_mean);
-  if (const int h = index_of("h"); h >= 0) {
-    out.outputs[h].want = out.x;
-    std::fill(out.outputs[h].slack.begin(), out.outputs[h].slack.end(), 0.0);
+  if (at_.h >= 0) {
+    out.outputs[at_.h].want = out.x;
+    std::fill(out.outputs[at_.h].slack.begin(), out.outputs[at_.h].slack.end(), 0.0);
   }
-  if (const int mean = index_of("mean"); mean >= 0) {
-    out.outputs[mean].want[0] = moments.mean;
-    out.outputs[mean].slack[0] = granted.mean;
+  if (at_.mean >= 0) {
+    out.outputs[at_.mean].want[0] = moments.mean;
+    out.outputs[at_.mean].slack[0] = granted.mean;
   }
-  if (const int rstd = index_of("rstd"); rstd >= 0) {
-    out.outputs[rstd].want[0] = moments.rstd;
-    out.outputs[rstd].slack[0] = granted.rstd * moments.rstd;
+  if (at_.rstd >= 0) {
+    out.outputs[at_.rstd].want[0] = moments.rstd;
+    out.outputs[at_.rstd].slack[0] = granted.rstd * moments.rstd;
   }
-  Expected& y = out.outputs[index_of("y")];
+  Expected& y = out.outputs[at_.y];
   const double mean_slack = granted.mean * moments.rstd;
   for (int64_t j = 0; j < cols_; ++j) {
     const double xhat = (out.x[j] - moments.mean) * moments.rstd;
@@ -392,10 +394,9 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
 }
 
 void Reference::expect_backward(int64_t row, Summation summation, Row& out) const {
-  const int index = index_of("dx");
-  if (index < 0) return;
-  load_row("dy", row, out.dy);
-  load_row("dh", row, out.dh);
+  if (at_.dx < 0) return;
+  load_row(at_.dy, row, out.dy);
+  load_row(at_.dh, row, out.dh);
   const bool with_mean = subtracts_mean(options_.operation);
   const double n = static_cast<double>(cols_);
   const double roundings = sum_roundings(cols_, summation) + 4;
@@ -406,7 +407,7 @@ void Reference::expect_backward(int64_t row, Summation summation, Row& out) cons
   const double mean_abs = with_mean ? sum_of(cols_, [&](int64_t j) { return std::fabs(wdy(j)); }) / n : 0;
   const double mean_wdyx = sum_of(cols_, [&](int64_t j) { return wdy(j) * xhat(j); }) / n;
   const double mean_absx = sum_of(cols_, [&](int64_t j) { return std::fabs(wdy(j) * xhat(j)); }) / n;
-  Expected& dx = out.outputs[index];
+  Expected& dx = out.outputs[at_.dx];
   for (int64_t j = 0; j < cols_; ++j) {
     const double dh = out.dh.empty() ? 0 : out.dh[j];
     dx.want[j] = moments.rstd * (wdy(j) - xhat(j) * mean_wdyx - mean_wdy) + dh;
@@ -420,10 +421,9 @@ void Reference::expect_batchnorm(int64_t row, Summation summation, Row& out) con
   const double n = static_cast<double>(rows_);
   const double roundings = sum_roundings(rows_, summation);
   if (options_.operation == Operation::batchnorm_backward) {
-    const int index = index_of("dx");
-    if (index < 0) return;
-    load_row("dy", row, out.dy);
-    Expected& dx = out.outputs[index];
+    if (at_.dx < 0) return;
+    load_row(at_.dy, row, out.dy);
+    Expected& dx = out.outputs[at_.dx];
     for (int64_t j = 0; j < cols_; ++j) {
       const Moments& moments = sums.moments[j];
       const double xhat = (out.x[j] - moments.mean) * moments.rstd;
@@ -436,7 +436,7 @@ void Reference::expect_batchnorm(int64_t row, Summation summation, Row& out) con
     return;
   }
   const bool train = options_.operation == Operation::batchnorm_train;
-  Expected& y = out.outputs[index_of("y")];
+  Expected& y = out.outputs[at_.y];
   for (int64_t j = 0; j < cols_; ++j) {
     const Moments& moments = sums.moments[j];
     const double xhat = (out.x[j] - moments.mean) * moments.rstd;

@@ -107,7 +107,8 @@ class Reference {
   struct Columns;  // what the [cols] outputs and BatchNorm's rows are made of
 
   const HostTensor* find(std::string_view name) const;
-  void load_row(std::string_view name, int64_t row, std::vector<double>& values) const;
+  void load_row(int tensor, int64_t row, std::vector<double>& values) const;
+  double given_statistic(int tensor, int64_t row, double absent) const;
   std::vector<double> load_vector(std::string_view name, double absent) const;
   const Columns& columns() const;
   void compute_columns(Columns& out) const;
@@ -117,6 +118,10 @@ class Reference {
 
   ProblemOptions options_;
   std::vector<const HostTensor*> tensors_;
+  // Where the tensors that a row needs are, -1 for those that are absent: rows can be many and short.
+  struct Indices {
+    int x, residual, dy, dh, h, y, dx, mean, rstd;
+  } at_;
   int64_t rows_ = 0, cols_ = 0;
   std::vector<double> gamma_, beta_;
   mutable std::once_flag columns_once_;
