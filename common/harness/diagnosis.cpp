@@ -141,10 +141,16 @@ Fit fit_statistics(const Group& group) {
     pz += p * z;
     qz += q * z;
   }
+  if (group.x.size() < 8) return {};
   const double determinant = pp * qq - pq * pq;
-  if (!(determinant > 1e-12 * pp * qq) || group.x.size() < 8) return {};
-  const double a = (pz * qq - qz * pq) / determinant;
-  const double b = (pp * qz - pq * pz) / determinant;
+  double a = 1;
+  double b = qz / qq;
+  if (determinant > 1e-12 * pp * qq) {
+    a = (pz * qq - qz * pq) / determinant;
+    b = (pp * qz - pq * pz) / determinant;
+  } else if (pp > 1e-12 * qq) {
+    return {};  // not constant, and yet mean and deviation cannot be told apart
+  }
   double error = 0, residual = 0;
   for (size_t i = 0; i < group.x.size(); ++i) {
     const double fitted = group.gamma[i] * (a * (group.x[i] - right.mean) * right.rstd + b) + group.beta[i];

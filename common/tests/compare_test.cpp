@@ -183,6 +183,14 @@ TEST(Comparison, ARunningSumIsWithinAnyOrderButNotPairwise) {
   EXPECT_TRUE(contains(strict.likely_cause, "off by its rounding: too long a running sum")) << strict.likely_cause;
 }
 
+TEST(Comparison, ARunningSumOfEqualTermsFails) {
+  // Its roundings all go the same way: the mean of 1024 times 0.7 is off by 170 units of 2^-24, and y with it.
+  const Comparison comparison = compared(shaped(20, 1024, Input::constant), {.sequential = true});
+  EXPECT_FALSE(comparison.passed);
+  EXPECT_TRUE(contains(comparison.likely_cause, "off by its rounding: too long a running sum"))
+      << comparison.describe();
+}
+
 // --- Formulas that are wrong -----------------------------------------------------------------------------------------
 
 TEST(Comparison, OnePassVarianceFailsWhereTheMeanIsLarge) {
