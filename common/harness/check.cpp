@@ -1,0 +1,186 @@
+#include "common/harness/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "common/harness/device.h"
+
+#ifdef WORKLOG_BACKEND_CPU
+#include <simt/simt.h>
+#endif
+
+namespace worklog {
+namespace {
+
+// Keeps the shapes of the launches while it lives. One at a time.
+class LaunchRecorder {
+ public:
+  explicit LaunchRecorder(std::vector<LaunchShape>& launches) {
+    recorded = &launches;
+    launch_observer = [](const void*, const LaunchShape& shape) { recorded->push_back(shape); };
+  }
+  ~LaunchRecorder() { launch_observer = nullptr; }
+
+ private:
+  static inline std::vector<LaunchShape>* recorded = nullptr;
+};
+
+// What is recorded for this input and type: the smallest shape, and whether the problem is at least of that size.
+struct Recorded {
+  FailsFrom from;
+  bool reached;
+};
+std::optional<Recorded> recorded_failure(const Variant& variant, const ProblemOptions& options) {
+  std::optional<Recorded> found;
+  for (const auto& [input, from] : variant.expectations()) {
+    if (input != options.input) continue;
+    if (!from.dtypes.empty() && std::find(from.dtypes.begin(), from.dtypes.end(), options.dtype) == from.dtypes.end()) {
+      continue;
+    }
+    const bool reached = options.rows >= from.rows && options.cols >= from.cols;
+    if (!found || (reached && !found->reached)) found = {from, reached};
+  }
+  return found;
+}
+
+// Wrong numbers can be expected of a variant. Writes out of bounds, results that were not written and errors cannot.
+bool only_numbers_are_wrong(const Check& check) {
+  return check.error.empty() && check.damage.empty() && check.comparison.damage.empty() &&
+         std::none_of(check.comparison.first.begin(), check.comparison.first.end(),
+                      [](const Mismatch& mismatch) { return mismatch.never_written; });
+}
+
+void judge(Check& check, const Variant& variant) {
+  const std::optional<Recorded> recorded = recorded_failure(variant, check.options);
+  if (recorded) check.expectation = fmt::format("fails from {} x {}", recorded->from.rows, recorded->from.cols);
+  if (!check.error.empty() || !check.damage.empty() || !check.comparison.damage.empty()) {
+    check.verdict = Verdict::failed;
+  } else if (check.comparison.passed) {
+    check.verdict = recorded && recorded->reached ? Verdict::unexpected_pass : Verdict::passed;
+  } else if (recorded && only_numbers_are_wrong(check)) {
+    check.verdict = recorded->reached ? Verdict::expected_failure : Verdict::permitted_failure;
+  } else {
+    check.verdict = Verdict::failed;
+  }
+}
+
+Check start_check(const Problem& problem, const Variant& variant, int64_t misalign) {
+  Check check;
+  check.variant = variant.name();
+  check.options = problem.options();
+  check.misalign = misalign;
+  return check;
+}
+
+void compare(Check& check, const Problem& problem, const Variant& variant, const Workspace& workspace) {
+  check.damage = workspace.damage();
+  check.comparison = problem.compare(workspace.download(), variant.comparison());
+}
+
+std::string say(const CudaError& error) {
+#ifdef WORKLOG_BACKEND_CPU
+  // The layer knows kernel, block, thread and line.
+  if (const std::string message = simt::last_error_message(); !message.empty()) return message;
+#endif
+  return error.what();
+}
+
+}  // namespace
+
+std::string_view name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::passed:
+      return "passed";
+    case Verdict::expected_failure:
+      return "expected failure";
+    case Verdict::permitted_failure:
+      return "permitted failure";
+    case Verdict::unexpected_pass:
+      return "unexpected pass";
+    case Verdict::failed:
+      break;
+  }
+  return "failed";
+}
+
+std::string Check::headline() const {
+  const std::string_view when = after_timing ? " (after timing)" : "";
+  switch (verdict) {
+    case Verdict::passed:
+      return fmt::format("passed{}", when);
+    case Verdict::expected_failure:
+      return fmt::format("fails, as recorded{}", when);
+    case Verdict::permitted_failure:
+      return fmt::format("fails, and may: it is recorded to from {} on{}", expectation.substr(expectation.find("from ") + 5), when);
+    case Verdict::unexpected_pass:
+      return fmt::format("FAILED: expected to fail on {} and did not{}", name_of(options.input), when);
+    case Verdict::failed:
+      break;
+  }
+  return fmt::format("FAILED{}", when);
+}
+
+std::string Check::explain() const {
+  if (is_accepted(verdict)) return "";
+  if (verdict == Verdict::unexpected_pass) {
+    return fmt::format("{} {}, says its program; where that is no longer true, take it out there", variant, expectation);
+  }
+  std::string text;
+  const auto add_line = [&](std::string_view line) { text += fmt::format("{}{}", text.empty() ? "" : "\n", line); };
+  if (!error.empty()) add_line(error);
+  for (const std::string& sentence : damage) add_line(sentence);
+  if (!comparison.passed) add_line(comparison.describe());
+  if (only_numbers_are_wrong(*this)) return text;
+  if (!expectation.empty()) add_line("it is recorded to give wrong numbers here, but this is more than that");
+  return text;
+}
+
+Check run_check(const Problem& problem, const Variant& variant, const Variant::Implementation& implementation,
+                Workspace& workspace, int64_t misalign, cudaStream_t stream) {
+  Check check = start_check(problem, variant, misalign);
+  try {
+    workspace.reset();
+    {
+      const LaunchRecorder recorder(check.launches);
+      implementation.launch(workspace.arguments(), stream);
+    }
+    check_cuda(cudaGetLastError(), "launching");
+    check_cuda(cudaStreamSynchronize(stream), "running the kernel");
+    compare(check, problem, variant, workspace);
+  } catch (const CudaError& error) {
+    check.error = say(error);
+  }
+  judge(check, variant);
+  return check;
+}
+
+Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign) {
+  Check check = start_check(problem, variant, misalign);
+  check.after_timing = true;
+  try {
+    compare(check, problem, variant, workspace);
+  } catch (const CudaError& error) {
+    check.error = say(error);
+  }
+  judge(check, variant);
+  return check;
+}
+
+std::string describe_launches(const std::vector<LaunchShape>& launches) {
+  std::string text;
+  for (const LaunchShape& shape : launches) {
+    const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
+    const uint64_t threads = uint64_t{shape.block.x} * shape.block.y * shape.block.z;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : " + ", blocks, threads);
+  }
+  return text;
+}
+
+bool device_is_lost() {
+  cudaGetLastError();
+  return cudaDeviceSynchronize() != cudaSuccess;
+}
+
+}  // namespace worklog

@@ -1,0 +1,228 @@
+#include "common/harness/flags.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <string_view>
+
+namespace worklog {
+namespace {
+
+constexpr int64_t max_rows = int64_t{1} << 31;
+constexpr int64_t max_cols = int64_t{1} << 20;
+constexpr int64_t max_misalign = 1024;
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> words;
+  size_t start = 0;
+  for (size_t comma; (comma = list.find(',', start)) != std::string::npos; start = comma + 1) {
+    words.push_back(list.substr(start, comma - start));
+  }
+  words.push_back(list.substr(start));
+  return words;
+}
+
+std::optional<int64_t> whole_number(std::string_view word) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<int64_t> numbers(std::string_view flag, const std::string& list, int64_t least, int64_t most) {
+  std::vector<int64_t> values;
+  for (const std::string& word : split(list)) {
+    const std::optional<int64_t> value = whole_number(word);
+    if (!value || *value < least || *value > most) {
+      throw RequestError(fmt::format("{} takes whole numbers from {} to {}, one or a list such as 1,2,31; it was given '{}'",
+                                     flag, least, most, word));
+    }
+    values.push_back(*value);
+  }
+  return values;
+}
+
+std::vector<Shape> shapes_of(const std::string& list) {
+  std::vector<Shape> shapes;
+  for (const std::string& word : split(list)) {
+    const size_t cross = std::min(word.find('x'), word.size());
+    const std::optional<int64_t> rows = whole_number(std::string_view(word).substr(0, cross));
+    const std::optional<int64_t> cols = whole_number(std::string_view(word).substr(std::min(cross + 1, word.size())));
+    if (!rows || !cols || *rows < 0 || *rows > max_rows || *cols < 1 || *cols > max_cols) {
+      throw RequestError(fmt::format("--shapes takes ROWSxCOLS, such as 1024x1024,4096x256, with rows from 0 to {} and "
+                                     "cols from 1 to {}; it was given '{}'",
+                                     max_rows, max_cols, word));
+    }
+    shapes.push_back({*rows, *cols});
+  }
+  return shapes;
+}
+
+// The things whose names are in the list, in the list's order; all of them for "all".
+template <class Thing, class NameOf>
+std::vector<Thing> named(std::string_view flag, const std::string& list, const std::vector<Thing>& all,
+                         const NameOf& name_of_thing) {
+  if (list == "all") return all;
+  std::vector<Thing> found;
+  for (const std::string& word : split(list)) {
+    const auto match = std::find_if(all.begin(), all.end(), [&](const Thing& t) { return name_of_thing(t) == word; });
+    if (match == all.end()) {
+      std::vector<std::string> names;
+      for (const Thing& thing : all) names.emplace_back(name_of_thing(thing));
+      throw RequestError(
+          fmt::format("{} takes all, or one or more of: {}; it was given '{}'", flag, fmt::join(names, ", "), word));
+    }
+    if (std::find(found.begin(), found.end(), *match) == found.end()) found.push_back(*match);
+  }
+  return found;
+}
+
+// What any of the variants has, in the order in which the enumeration has it.
+template <class Thing, class Of>
+std::vector<Thing> in_variants(const std::vector<const Variant*>& variants, const Of& of) {
+  std::vector<Thing> things;
+  for (const Variant* variant : variants) {
+    for (const Variant::Implementation& implementation : variant->implementations()) {
+      const Thing thing = of(implementation);
+      if (std::find(things.begin(), things.end(), thing) == things.end()) things.push_back(thing);
+    }
+  }
+  std::sort(things.begin(), things.end());
+  return things;
+}
+
+void check_without(const Request& request) {
+  for (const std::string& name : request.without) {
+    std::vector<std::string_view> allowed;
+    for (const Operation operation : request.operations) {
+      for (const TensorSpec& spec : tensors_of(operation)) {
+        if (spec.optional && std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) {
+          allowed.push_back(spec.name);
+        }
+      }
+    }
+    if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+      throw RequestError(fmt::format("--without takes one or more of: {}; it was given '{}'", fmt::join(allowed, ", "), name));
+    }
+  }
+}
+
+}  // namespace
+
+Request parse_flags(const Program& program, int argc, char** argv) {
+  Request request;
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    (argument.starts_with("--benchmark_") ? request.benchmark_flags : arguments).emplace_back(argument);
+  }
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+
+  std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal", variant = "all",
+              operation = "all", without, layout = "channels_last", modes = "cold,warm,graph", row_padding = "0",
+              misalign = "0", pixels = "1";
+
+  CLI::App app(fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
+                           program.stage(), program.summary()));
+  app.set_help_flag("--help,-h", "print this text and exit");
+  const auto what = [](CLI::Option* option, const char* group) { return option->group(group); };
+  constexpr const char* problem = "Problem";
+  CLI::Option* rows_flag = what(app.add_option("--rows", rows, "rows, one number or a list: 1,2,31"), problem);
+  CLI::Option* cols_flag = what(app.add_option("--cols", cols, "cols, likewise; all combinations are taken"), problem);
+  what(app.add_option("--shapes", shapes, "shapes: 1024x1024,4096x256"), problem)->excludes(rows_flag)->excludes(cols_flag);
+  what(app.add_option("--dtype", dtype, "element types: all, or of fp32,fp16,bf16"), problem);
+  what(app.add_option("--param-dtype", param_dtype, "type of gamma and beta: same (as the elements), fp32, fp16 or bf16"),
+       problem);
+  what(app.add_option("--input", input, "inputs: all, or a list (--list names them)"), problem);
+  what(app.add_option("--operation", operation, "operations: all, or a list (--list names them)"), problem);
+  what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
+  what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"), problem);
+  what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"), problem);
+  what(app.add_option("--without", without, "optional tensors to pass as null: gamma,beta,mean,rstd"), problem);
+  what(app.add_option("--pixels", pixels, "BatchNorm: height times width"), problem);
+  what(app.add_option("--layout", layout, "BatchNorm: channels_last or channels_first"), problem);
+  what(app.add_option("--eps", request.eps, "added to the variance, inside the root"), problem)->capture_default_str();
+  what(app.add_option("--momentum", request.momentum, "BatchNorm: weight of the new running statistics"), problem)
+      ->capture_default_str();
+  what(app.add_option("--seed", request.seed, "of the inputs"), problem)->capture_default_str();
+
+  constexpr const char* run = "Run";
+  what(app.add_flag("--list", request.list, "list variants, operations, types, limits, expectations and inputs, and exit"), run);
+  what(app.add_flag("--check-only", request.check_only, "check, do not time"), run);
+  CLI::Option* time_flag = what(app.add_option("--time", modes, "how to time: of cold,warm,graph"), run);
+  what(app.add_option("--max-seconds-per-timing", request.max_seconds_per_timing, "samples are taken no longer than this"),
+       run)
+      ->capture_default_str();
+  what(app.add_option("--json", request.json, "write the results to this file, as Google Benchmark does"), run);
+  what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
+  app.footer("Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"
+             "Exit code: 0; 1 where a result was wrong; 2 where the request was.");
+
+  try {
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    request.help = app.help();
+    return request;
+  } catch (const CLI::ParseError& error) {
+    throw RequestError(fmt::format("{} (--help lists the flags)", error.what()));
+  }
+
+  std::vector<const Variant*> variants;
+  for (const Variant& v : program.variants()) variants.push_back(&v);
+  request.variants_by_name = variant != "all";
+  request.variants = named("--variant", variant, variants, [](const Variant* v) { return v->name(); });
+  request.operations = named("--operation", operation,
+                             in_variants<Operation>(request.variants, [](const auto& i) { return i.operation; }),
+                             [](Operation o) { return name_of(o); });
+  // An element type that exists, but not here, is refused by naming those that do.
+  request.dtypes = named("--dtype", dtype, in_variants<Dtype>(request.variants, [](const auto& i) { return i.dtype; }),
+                         [](Dtype d) { return name_of(d); });
+  if (param_dtype == "same") {
+    request.param_dtype_same = true;
+  } else if (!param_dtype.empty()) {
+    const std::vector<Dtype> found =
+        named("--param-dtype", param_dtype, std::vector{Dtype::fp32, Dtype::fp16, Dtype::bf16}, [](Dtype d) { return name_of(d); });
+    if (found.size() != 1) throw RequestError("--param-dtype takes one of: same, fp32, fp16, bf16");
+    request.param_dtype = found.front();
+  }
+  request.inputs = named("--input", input, all_inputs(), [](Input i) { return name_of(i); });
+  request.modes_by_name = !time_flag->empty();
+  request.modes = named("--time", modes, std::vector(all_timing_modes.begin(), all_timing_modes.end()),
+                        [](TimingMode mode) { return name_of(mode); });
+
+  if (shapes.empty()) {
+    const std::vector<int64_t> all_cols = numbers("--cols", cols, 1, max_cols);
+    for (const int64_t r : numbers("--rows", rows, 0, max_rows)) {
+      for (const int64_t c : all_cols) request.shapes.push_back({r, c});
+    }
+  } else {
+    request.shapes = shapes_of(shapes);
+  }
+  const auto one = [](std::string_view flag, const std::string& word, int64_t least, int64_t most) {
+    const std::optional<int64_t> value = whole_number(word);
+    if (!value || *value < least || *value > most) {
+      throw RequestError(fmt::format("{} takes a whole number from {} to {}; it was given '{}'", flag, least, most, word));
+    }
+    return *value;
+  };
+  request.row_padding = one("--row-padding", row_padding, 0, max_cols);
+  request.misalign = one("--misalign", misalign, 0, max_misalign);
+  request.pixels = one("--pixels", pixels, 1, max_rows);
+  if (layout != "channels_last" && layout != "channels_first") {
+    throw RequestError(fmt::format("--layout takes channels_last or channels_first; it was given '{}'", layout));
+  }
+  request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
+  if (!without.empty()) request.without = split(without);
+  check_without(request);
+  if (!(request.max_seconds_per_timing > 0 && request.max_seconds_per_timing <= 3600)) {
+    throw RequestError(fmt::format("--max-seconds-per-timing must be more than 0 and at most 3600; it is {}",
+                                   request.max_seconds_per_timing));
+  }
+  return request;
+}
+
+}  // namespace worklog

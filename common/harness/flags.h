@@ -1,0 +1,58 @@
+// The flags of a stage's program: the same for every stage.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/harness/problem.h"
+#include "common/harness/program.h"
+#include "common/harness/timing.h"
+
+namespace worklog {
+
+// The request cannot be met; what() is one sentence that names the argument and what is allowed. Exit code 2.
+class RequestError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Shape {
+  int64_t rows, cols;
+};
+
+struct Request {
+  std::vector<Shape> shapes;
+  std::vector<Dtype> dtypes;
+  std::optional<Dtype> param_dtype;  // none: the element's own type where a variant has it, else what it has
+  bool param_dtype_same = false;     // the element's own type, and no other
+  std::vector<Input> inputs;
+  std::vector<Operation> operations;
+  std::vector<const Variant*> variants;
+  bool variants_by_name = false;  // rather than all of them
+  std::vector<std::string> without;
+  int64_t row_padding = 0;
+  int64_t misalign = 0;  // elements
+  int64_t pixels = 1;
+  ChannelLayout layout = ChannelLayout::channels_last;
+  float eps = 1e-6f;
+  float momentum = 0.1f;
+  uint64_t seed = 1;
+
+  bool check_only = false;
+  bool list = false;
+  std::vector<TimingMode> modes;
+  bool modes_by_name = false;  // else a graph is only timed where the operation is small
+  double max_seconds_per_timing = 0.5;
+  std::string json;          // path, or empty
+  std::string save_tensors;  // folder, or empty
+  std::vector<std::string> benchmark_flags;
+  std::string help;  // the text to print, where it was asked for; nothing else is set then
+};
+
+// Throws RequestError.
+Request parse_flags(const Program& program, int argc, char** argv);
+
+}  // namespace worklog

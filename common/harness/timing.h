@@ -1,0 +1,120 @@
+// Times an operation on the device with events: cold, warm, and from a graph.
+//
+//   cold   Before each sample the L2 cache is filled with other data, by a kernel that reads a buffer of several times
+//          its size. It reads and does not write: dirty lines would have to go to memory while the sample runs, and
+//          would be charged to it. The samples take turns among several sets of tensors where a set is small, so that
+//          neither the open pages of the memory nor the address translation know it from the sample before. What the
+//          operation itself leaves in the L2 cache to be written later is not in its time, and not in its stream's.
+//   warm   The same tensors again and again, nothing between the samples: what fits the L2 cache is found there.
+//   graph  As warm, in a CUDA graph of many launches: the time of the whole replay, divided by their number. There is
+//          no event between the launches, so this is what a small operation costs in a row of small operations.
+//
+// Work is queued behind a kernel that keeps the device busy for longer than the queueing takes, so that the host's
+// speed is not in the figures. What remains is what an event adds; the time of an empty kernel says how much that is.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/harness/device_buffer.h"
+#include "common/harness/statistics.h"
+#include "common/harness/streams.h"
+
+namespace worklog {
+
+enum class TimingMode { cold, warm, graph };
+inline constexpr std::array all_timing_modes = {TimingMode::cold, TimingMode::warm, TimingMode::graph};
+std::string_view name_of(TimingMode mode);
+
+// Launches an operation once. `set` says which of several sets of tensors to take, where there are several.
+using TimedOperation = std::function<void(int set, cudaStream_t stream)>;
+
+// Samples are taken until the median is known to `uncertainty` (a ratio, statistics.h) or the time is up.
+struct Sampling {
+  double max_seconds = 0.5;
+  double uncertainty = 0.005;
+  int min_samples = 50;  // as far as the time allows
+  int max_samples = 20000;
+};
+
+class Timer {
+ public:
+  // `l2_bytes` is the size of the device's L2 cache.
+  explicit Timer(int64_t l2_bytes);
+  ~Timer();
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+
+  // How many sets of tensors of `set_bytes` each a cold timing should take turns among.
+  int useful_sets(int64_t set_bytes) const;
+
+  // The time of one operation, in seconds. Cold timing takes turns among `sets` sets, the others take set 0.
+  // Throws CudaError, among others where a graph is asked for and the operation cannot be captured.
+  Summary time(TimingMode mode, const TimedOperation& operation, int sets, const Sampling& sampling);
+
+ private:
+  struct EventPair {
+    cudaEvent_t before, after;
+  };
+
+  std::vector<double> time_singly(bool cold, const TimedOperation& operation, int sets, const Sampling& sampling);
+  std::vector<double> time_graph(const TimedOperation& operation, const Sampling& sampling);
+  void flush();  // fills the L2 cache with other data; also what the device does while work is queued
+  double seconds_between(const EventPair& events) const;
+
+  cudaStream_t stream_ = nullptr;
+  std::vector<EventPair> events_;
+  int64_t l2_bytes_;
+  int64_t flush_bytes_;
+  DeviceMemory flush_memory_;
+  double flush_seconds_ = 0;
+};
+
+// What a copy, or a stream of as many reads and writes, takes for the bytes of an operation.
+class Baseline {
+ public:
+  // The stream's arrays are all of the same length, together at least `bytes`, in `sets` sets. Throws OutOfDeviceMemory.
+  Baseline(int reads, int writes, int64_t bytes, int sets);
+
+  std::string name() const;  // "1r1w"
+  int reads() const { return reads_; }
+  int writes() const { return writes_; }
+  int64_t bytes() const { return (reads_ + writes_) * array_bytes_; }
+
+  // Adds one measurement by each way there is: the kernel and, for a copy, cudaMemcpyAsync. The best way's median over
+  // all measurements counts. Called before and after the operation that is held against it.
+  void measure(Timer& timer, TimingMode mode, const Sampling& sampling);
+
+  struct Result {
+    double median_seconds = 0;
+    double spread = 0;
+    std::string way;   // "kernel" or "cudaMemcpyAsync"
+    double drift = 0;  // the last measurement's median over the first one's, less one
+  };
+  Result result() const;
+
+ private:
+  struct Way {
+    std::string name;
+    TimedOperation operation;
+    std::vector<Summary> measurements;
+  };
+
+  StreamArrays arrays(int set) const;
+
+  int reads_, writes_, sets_;
+  int64_t array_bytes_;
+  DeviceMemory memory_;
+  std::vector<Way> ways_;
+};
+
+}  // namespace worklog

@@ -1,0 +1,62 @@
+#include "common/harness/workspace.h"
+
+#include <fmt/format.h>
+
+#include "common/harness/launch.cuh"
+
+namespace worklog {
+
+Workspace::Workspace(const Problem& problem, int64_t misalign) : problem_(problem) {
+  arguments_.options = problem.options();
+  for (const HostTensor& tensor : problem.tensors()) {
+    buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign);
+    arguments_.tensors.push_back(
+        {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
+  }
+  reset();
+}
+
+void Workspace::reset() {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const HostTensor& tensor = problem_.tensors()[i];
+    if (tensor.present) buffers_[i].upload(tensor.bytes.data());
+    buffers_[i].restore_guards();
+  }
+  // A copy from pageable memory may return before its last piece has arrived, and kernels run on other streams.
+  check_cuda(cudaDeviceSynchronize(), "copying the inputs to the device");
+}
+
+std::vector<HostTensor> Workspace::download() const {
+  std::vector<HostTensor> results;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const HostTensor& tensor = problem_.tensors()[i];
+    HostTensor& result = results.emplace_back();
+    result.spec = tensor.spec;
+    result.dtype = tensor.dtype;
+    result.rows = tensor.rows;
+    result.cols = tensor.cols;
+    result.stride = tensor.stride;
+    result.present = tensor.present;
+    if (!tensor.present || tensor.spec.role == Role::input) continue;
+    result.bytes.resize(buffers_[i].bytes());
+    buffers_[i].download(result.bytes.data());
+  }
+  return results;
+}
+
+std::vector<std::string> Workspace::damage() const {
+  std::vector<std::string> sentences;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const HostTensor& tensor = problem_.tensors()[i];
+    for (std::string& sentence : buffers_[i].guard_damage(tensor.spec.name)) sentences.push_back(std::move(sentence));
+    if (!tensor.present || tensor.spec.role != Role::input) continue;
+    const int64_t changed = buffers_[i].first_difference(tensor.bytes.data());
+    if (changed >= 0) {
+      sentences.push_back(fmt::format("the input {} was changed, first at row {}, column {}", tensor.spec.name,
+                                      changed / tensor.stride, changed % tensor.stride));
+    }
+  }
+  return sentences;
+}
+
+}  // namespace worklog
