@@ -494,19 +494,21 @@ class Search {
 
   // Statistics that no formula of wrong_forwards gives: the most frequent finding among the rows (or channels).
   std::string cause_of_statistics(const Findings& found, const std::vector<Case>& cases) const {
-    std::map<std::string, size_t> votes;
     const std::vector<Group> groups = load_groups(found, cases);
-    for (const Group& group : groups) {
-      const Fit fit = fit_statistics(group);
-      if (fit.holds) ++votes[name_statistics(group, fit)];
+    std::vector<Fit> fits;
+    for (const Group& group : groups) fits.push_back(fit_statistics(group));
+    const std::string short_sums = cause_of_short_sums(groups, fits, reference_.tensor(found.tensor).dtype);
+    if (!short_sums.empty()) return short_sums;
+    std::map<std::string, size_t> votes;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (fits[i].holds) ++votes[name_statistics(groups[i], fits[i])];
     }
     std::string winner;
     size_t most = 0;
     for (const auto& [sentence, count] : votes) {
-      if (count > most) {
-        most = count;
-        winner = sentence;
-      }
+      if (count <= most) continue;
+      most = count;
+      winner = sentence;
     }
     return 2 * most >= groups.size() ? winner : "";
   }
@@ -516,7 +518,6 @@ class Search {
     const std::string whose = group.row < 0 ? "channel" : "row";
     if (group.row >= 0) {
       if (const std::string other = other_row(group, fit); !other.empty()) return other;
-      if (const std::string part = part_of_row(group, fit); !part.empty()) return part;
     }
     const double mean_error = std::fabs(fit.mean - right.mean) * right.rstd;  // both in units of y
     const double variance_error = std::fabs((right.rstd / fit.rstd) * (right.rstd / fit.rstd) - 1);
@@ -524,12 +525,16 @@ class Search {
     if (variance_error > mean_error && ratio > 1e3 && variance_error <= 256 * u * ratio) {
       return "the variance lost its digits to cancellation, as E[x^2] - E[x]^2 does where the mean is large";
     }
+    const double n = n_normalized();
+    const bool may_be_rounding = n * u < 0.1;
     if (mean_error > variance_error) {
-      const double n = static_cast<double>(group.x.size());
-      if (std::fabs(fit.mean - right.mean) <= n * u * right.mean_abs && n * u < 0.1) {
+      if (may_be_rounding && std::fabs(fit.mean - right.mean) <= n * u * right.mean_abs) {
         return fmt::format("the mean of each {} is off by its rounding: too long a running sum for the type", whose);
       }
       return fmt::format("the mean of each {} is off: a constant offset along the {}", whose, whose);
+    }
+    if (may_be_rounding && variance_error <= n * u) {
+      return fmt::format("the variance of each {} is off by its rounding: too long a running sum for the type", whose);
     }
     return fmt::format("the standard deviation of each {} is off: everything in the {} has a common factor", whose,
                        whose);
@@ -556,22 +561,50 @@ class Search {
     return "";
   }
 
-  // Whether the sums left out the end of the row.
-  std::string part_of_row(const Group& group, const Fit& fit) const {
+  // The columns after which the sums so far give the statistics found, much closer than those are to the right ones.
+  std::vector<int64_t> ends_of_sums(const Group& group, const Fit& fit, Dtype dtype) const {
     const double n = static_cast<double>(group.x.size());
     const double eps = reference_.options().eps;
-    double sum = 0, squares = 0;  // of the first k columns, around the fitted mean
-    const auto near = [](double a, double b, double scale) { return std::fabs(a - b) <= 1e-4 * scale; };
-    const double spread = std::sqrt(group.moments.variance) + std::fabs(group.moments.mean);
-    for (size_t k = 0; k + 1 < group.x.size(); ++k) {
-      sum += is_rms(reference_) ? 0 : group.x[k];
-      squares += (group.x[k] - fit.mean) * (group.x[k] - fit.mean);
+    const double rounding = std::ldexp(4.0, -digits_of(dtype)) / std::sqrt(n) + 8 * u;  // of the fit, relative
+    const double mean_noise = rounding * (std::sqrt(group.moments.variance) + group.moments.mean_abs);
+    const double rstd_noise = rounding * group.moments.rstd;
+    const double mean_error = std::fabs(fit.mean - group.moments.mean);
+    const double rstd_error = std::fabs(fit.rstd - group.moments.rstd);
+    std::vector<int64_t> ends;
+    if (mean_error < 10 * mean_noise && rstd_error < 10 * rstd_noise) return ends;
+    double sum = 0, squares = 0;  // of the columns so far, the squares around the mean found
+    for (size_t col = 0; col + 1 < group.x.size(); ++col) {
+      sum += is_rms(reference_) ? 0 : group.x[col];
+      squares += (group.x[col] - fit.mean) * (group.x[col] - fit.mean);
       const double rstd = 1 / std::sqrt(squares / n + eps);
-      if (near(rstd, fit.rstd, fit.rstd) && near(sum / n, is_rms(reference_) ? 0 : fit.mean, spread)) {
-        return fmt::format("the sums stop after column {} of {}", k, group.x.size());
-      }
+      if (std::fabs(rstd - fit.rstd) > rstd_noise + 1e-3 * rstd_error) continue;
+      if (!is_rms(reference_) && std::fabs(sum / n - fit.mean) > mean_noise + 1e-3 * mean_error) continue;
+      ends.push_back(static_cast<int64_t>(col));
     }
-    return "";
+    return ends;
+  }
+
+  // Whether the sums of all rows left out the same columns at the end.
+  std::string cause_of_short_sums(const std::vector<Group>& groups, const std::vector<Fit>& fits, Dtype dtype) const {
+    if (is_batchnorm(reference_) || groups.empty()) return "";
+    const double n = static_cast<double>(reference_.cols());
+    std::map<int64_t, size_t> votes;
+    double expected_by_chance = n;  // columns that all rows would agree on if each took its own at random
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const std::vector<int64_t> ends =
+          fits[i].holds ? ends_of_sums(groups[i], fits[i], dtype) : std::vector<int64_t>();
+      if (ends.empty()) return "";
+      for (const int64_t end : ends) ++votes[end];
+      expected_by_chance *= static_cast<double>(ends.size()) / n;
+    }
+    std::vector<int64_t> agreed;
+    for (const auto& [end, count] : votes) {
+      if (count == groups.size()) agreed.push_back(end);
+    }
+    const bool certain = expected_by_chance < 0.01 || (groups.size() == 1 && agreed.size() == 1);
+    if (agreed.empty() || !certain) return "";
+    if (agreed.size() == 1) return fmt::format("the sums stop after column {} of {}", agreed[0], n);
+    return fmt::format("the sums stop between columns {} and {} of {}", agreed.front(), agreed.back(), n);
   }
 
   // Values that went through a 16-bit type on their way to an fp32 tensor.

@@ -93,22 +93,26 @@ void check(const ProblemOptions& options) {
   }
 }
 
-// Bytes that this machine can still hand out: what Linux says is available, and what is left of the control group.
-// None where neither can be read.
-int64_t available_bytes() {
-  int64_t available = std::numeric_limits<int64_t>::max();
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key, unit; meminfo >> key;) {
-    int64_t kib = 0;
-    meminfo >> kib;
-    std::getline(meminfo, unit);
-    if (key == "MemAvailable:") available = kib * 1024;
+// The number after `key` in a file of "key number ..." lines; 0 where there is none.
+int64_t number_after(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string name, rest; file >> name; std::getline(file, rest)) {
+    int64_t number = 0;
+    if (name == key && file >> number) return number;
   }
+  return 0;
+}
+
+// Bytes that this machine can still hand out: what Linux says is available, and what is left of the control group,
+// whose file cache is given up on demand. No limit where neither can be read.
+double available_bytes() {
+  double available = std::numeric_limits<double>::infinity();
+  if (const int64_t kib = number_after("/proc/meminfo", "MemAvailable:"); kib > 0) available = 1024.0 * kib;
   int64_t limit = 0;
   int64_t used = 0;
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    // What the group holds as file cache is given up on demand; without it the figure errs to the safe side only.
-    available = std::min(available, std::max<int64_t>(0, limit - used));
+    used -= number_after("/sys/fs/cgroup/memory.stat", "file");
+    available = std::min(available, static_cast<double>(limit - used));
   }
   return available;
 }
@@ -140,6 +144,12 @@ HostTensor shape_tensor(const ProblemOptions& options, const TensorSpec& spec) {
   return tensor;
 }
 
+std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
+  std::vector<HostTensor> tensors;
+  for (const TensorSpec& spec : tensors_of(options.operation)) tensors.push_back(shape_tensor(options, spec));
+  return tensors;
+}
+
 // Refuses what this machine cannot hold: the tensors, and a second copy of the outputs, which come back to be compared.
 void check_memory(const ProblemOptions& options, const std::vector<HostTensor>& tensors) {
   double needed = 0;  // a product of three arguments may not fit 64 bits
@@ -148,7 +158,7 @@ void check_memory(const ProblemOptions& options, const std::vector<HostTensor>& 
     const double bytes = static_cast<double>(tensor.rows) * tensor.stride * size_of(tensor.dtype);
     needed += tensor.spec.role == Role::input ? bytes : 2 * bytes;
   }
-  const double available = static_cast<double>(available_bytes());
+  const double available = available_bytes();
   if (needed > available) {
     constexpr double gib = 1024.0 * 1024 * 1024;
     throw std::invalid_argument(fmt::format("{} in {} needs {:.1f} GiB of memory, this machine has {:.1f} GiB free",
@@ -331,9 +341,14 @@ uint32_t poison_pattern(Dtype dtype) {
   return 0x7fa5a5a5;
 }
 
+void check_options(const ProblemOptions& options) {
+  check(options);
+  check_memory(options, shape_tensors(options));
+}
+
 Problem::Problem(const ProblemOptions& options) : options_(options) {
   check(options);
-  for (const TensorSpec& spec : tensors_of(options.operation)) tensors_.push_back(shape_tensor(options, spec));
+  tensors_ = shape_tensors(options);
   check_memory(options, tensors_);
   try {
     for (HostTensor& tensor : tensors_) {
