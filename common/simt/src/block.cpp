@@ -1099,8 +1099,16 @@ int rank_of_shared(const void* shared) {
   return runner_for("a cluster's operation").rank_of(shared);
 }
 
-size_t dynamic_shared_bytes() {
-  return runner_for("dynamic shared memory").launch().shared_bytes;
+void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site) {
+  runner_for("__pipeline_memcpy_async()").copy_later(to, from, bytes, zero_bytes, site);
+}
+
+void commit_copies() {
+  runner_for("__pipeline_commit()").commit_copies();
+}
+
+void wait_for_copies(size_t batches_left) {
+  runner_for("__pipeline_wait_prior()").wait_for_copies(batches_left);
 }
 
 void atomic_changed_nothing(const volatile void* address) {
