@@ -21,15 +21,16 @@ import io
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import drawings
-from figures import percent, significant
-from results import DEFAULT_GPU, ELEMENT_BYTES, MODES, PEERS, ROOT, Check, Repository, ReportError, Timing
+from figures import percent, significant, size_of
+from results import DEFAULT_GPU, ELEMENT_BYTES, MODES, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
+from tables import BASELINES, case_of
 
 try:
     import matplotlib
@@ -43,9 +44,9 @@ try:
 except ImportError as error:
     sys.exit(f"charts.py needs matplotlib ({error}): ./worklog charts installs it into .venv and runs this there.")
 
-OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", (1024, 1024)  # of the charts that show one case
+OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", "1024x1024"  # of the charts that show one case
+SHAPE_WORDS = SHAPE.replace("x", " x ")
 STALE_NOTE = "† measured on an earlier version of the kernel"
-COPY_LABEL = "copy of the same bytes"
 
 # Okabe and Ito's palette, which stays apart for color-blind eyes; each entry has a marker, a dash and a hatch too.
 STYLES = [
@@ -132,12 +133,8 @@ def stale_note(entries: Sequence[Timing | Check]) -> str:
     return STALE_NOTE if any(entry.stale for entry in entries) else ""
 
 
-def shape_words(shape: tuple[int, int]) -> str:
-    return f"{shape[0]} x {shape[1]}"
-
-
-def case_of(t: Timing) -> tuple[str, str, int, int, str]:
-    return t.operation, t.dtype, t.rows, t.cols, t.mode
+def baseline_label(operations: Iterable[str]) -> str:
+    return BASELINES[baseline_of(operations)].removeprefix("a ")
 
 
 def stage_before(repository: Repository, stage: str, gpu: str) -> str | None:
@@ -151,7 +148,7 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     results = repository.stage_results(stage, gpu)
 
     def wanted(entries: Sequence[Timing]) -> list[Timing]:
-        return [t for t in entries if t.mode == "cold" and (t.rows, t.cols) == SHAPE and t.dtype == DTYPE]
+        return [t for t in entries if t.mode == "cold" and t.shape == SHAPE and t.dtype == DTYPE]
 
     own = wanted(results.timings)
     if not own:
@@ -171,7 +168,7 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         bars.append((name_of(t), t.seconds, color, hatch))
     copies = [t.copy_seconds for t in own if t.copy_seconds]
     if copies:
-        bars.append((COPY_LABEL.replace(" of", "\nof"), sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
+        bars.append((baseline_label([operation]).replace(" of", "\nof"), sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
 
     figure, (ax,) = page(7.2, 1.25 + 0.42 * len(bars))
     positions = range(len(bars), 0, -1)
@@ -181,7 +178,7 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     ax.set_yticks(list(positions), [bar[0] for bar in bars])
     ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.14)
     ax.set_xlabel("time, µs (shorter is better)")
-    title = f"{stage}: time at {shape_words(SHAPE)}, {DTYPE}"
+    title = f"{stage}: time at {SHAPE_WORDS}, {DTYPE}"
     ax.set_title(title)
     footnote(figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown))
     described = "; ".join(f"{label} {significant(seconds * 1e6)} microseconds".replace("\n", " ") for label, seconds, _, _ in bars)
@@ -235,7 +232,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     for ax, ((operation, dtype), series) in zip(axes, groups.items()):
         own = [t for line in series.values() for t in line]
         shown += own
-        handles[COPY_LABEL] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        handles[baseline_label([operation])] = ax.axhline(1.0, color=INK, linewidth=1.2)
         if before:
             same = [t for t in repository.stage_results(before, gpu).timings if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)]
             widths = {(t.rows, t.cols) for t in own}
@@ -258,7 +255,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             sentences.append(f"{operation} {dtype} {variant}: " + ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line))
         cases = {case_of(t) for t in own}
         for label, marker in PEER_MARKERS.items():
-            points = [t for t in peers if t.label == label and case_of(t) in cases and t.share_of_copy]
+            points = [t for t in peers if t.label == label and t.mode == "cold" and case_of(t) in cases and t.share_of_copy]
             if points:
                 (handles[label],) = ax.plot([t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
                                             color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
@@ -271,8 +268,8 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     for ax in axes[len(groups) :]:
         ax.set_visible(False)
     for ax in axes[::columns]:
-        ax.set_ylabel("share of a copy's speed")
-    title = f"{stage}: share of a copy's speed over the row length"
+        ax.set_ylabel(f"share of a {baseline_of(key[0] for key in groups)}'s speed")
+    title = f"{stage}: share of a {baseline_of(key[0] for key in groups)}'s speed over the row length"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
@@ -299,7 +296,7 @@ def ladder_entries(repository: Repository, gpu: str, modes: Sequence[str]) -> li
         t
         for stage in measured_stages(repository, gpu)
         for t in repository.stage_results(stage, gpu).timings
-        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and (t.rows, t.cols) == SHAPE
+        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and t.shape == SHAPE
     ]
 
 
@@ -352,7 +349,7 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     right.tick_params(axis="y", length=0)
     for ax in (left, right):
         ax.set_axisbelow(True)
-    title = f"The ladder: {OPERATION}, {shape_words(SHAPE)}, {DTYPE}"
+    title = f"The ladder: {OPERATION}, {SHAPE_WORDS}, {DTYPE}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "cold L2 cache, median", stale_note(entries))
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
@@ -390,7 +387,7 @@ def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
     for mode, (color, marker, fill) in looks.items():
         if any(mode in modes for modes in lines.values()):
             ax.plot([], [], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none", label=labels[mode])
-    title = f"Cold against warm: {OPERATION}, {shape_words(SHAPE)}, {DTYPE}"
+    title = f"Cold against warm: {OPERATION}, {SHAPE_WORDS}, {DTYPE}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(loc="outside right upper")
     footnote(figure, gpu.upper(), "medians", stale_note([t for modes in lines.values() for t in modes.values()]))
@@ -407,13 +404,13 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
         c
         for stage in measured_stages(repository, gpu)
         for c in repository.stage_results(stage, gpu).checks
-        if c.operation == OPERATION and (c.rows, c.cols) == SHAPE
+        if c.operation == OPERATION and c.shape == SHAPE
     ]
     if not checks:
         return None
     if repository.has_peers(gpu):
-        cases = {(c.operation, c.dtype, c.rows, c.cols, c.input) for c in checks}
-        checks += [c for c in repository.peers(gpu).checks if (c.operation, c.dtype, c.rows, c.cols, c.input) in cases]
+        cases = {(case_of(c), c.input) for c in checks}
+        checks += [c for c in repository.peers(gpu).checks if (case_of(c), c.input) in cases]
     inputs = list(dict.fromkeys(c.input for c in checks))
     dtypes = [dtype for dtype in ELEMENT_BYTES if any(c.dtype == dtype for c in checks)]
     variants = {dtype: list(dict.fromkeys((c.stage, c.variant) for c in checks if c.dtype == dtype)) for dtype in dtypes}
@@ -424,7 +421,8 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
     colors = plt.get_cmap("YlOrRd")
     sentences = []
     for ax, dtype in zip(axes, dtypes):
-        found = {(c.stage, c.variant, c.input): c for c in checks if c.dtype == dtype}
+        # Where a problem was checked more than once, the worst counts.
+        found = {(c.stage, c.variant, c.input): c for c in sorted(checks, key=size_of) if c.dtype == dtype}
         for row, (stage, variant) in enumerate(variants[dtype]):
             for col, name in enumerate(inputs):
                 check = found.get((stage, variant, name))
@@ -444,7 +442,7 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
         ax.set_ylim(len(labels) - 0.5, -0.5)
         ax.spines[:].set_visible(False)
         ax.set_title(dtype)
-    title = f"Largest error in units in the last place: {OPERATION}, {shape_words(SHAPE)}"
+    title = f"Largest error in units in the last place: {OPERATION}, {SHAPE_WORDS}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is", stale_note(checks))
     words = "; ".join(sentences) or "nothing fails"

@@ -6,6 +6,7 @@ Seconds, bytes and ratios everywhere; units are chosen where a figure is shown.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +28,14 @@ PEER_LABELS = {
     "torch.copy_": "copy",
 }
 
-TO_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+# What an operation's time is held against: a copy, where it reads and writes one tensor each; else a stream of as many
+# reads and writes.
+COPY_LIKE = {"layernorm_forward", "rmsnorm_forward", "batchnorm_inference"}
+
+
+def baseline_of(operations: Iterable[str]) -> str:
+    """`copy` or `stream`: the name of what these operations' times are held against."""
+    return "copy" if set(operations) <= COPY_LIKE else "stream"
 
 
 class ReportError(Exception):
@@ -46,16 +54,21 @@ class Timing:
     cols: int
     mode: str  # of MODES
     seconds: float  # median
+    pixels: int = 1  # more than one for BatchNorm over images only: rows are then samples, cols channels
     bytes_per_second: float | None = None
     share_of_copy: float | None = None
-    spread: float | None = None  # as a ratio of the median
+    spread: float | None = None  # width of the middle four fifths of the samples, as a ratio of the median
     samples: int | None = None
     counters: dict[str, float] = field(default_factory=dict, compare=False)
     stale: bool = False  # measured on an earlier version of the kernel
 
     @property
     def name(self) -> str:
-        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.rows}x{self.cols}/{self.mode}"
+        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.shape}/{self.mode}"
+
+    @property
+    def shape(self) -> str:
+        return shape_name(self.rows, self.cols, self.pixels)
 
     @property
     def label(self) -> str:
@@ -63,7 +76,7 @@ class Timing:
 
     @property
     def tensor_mib(self) -> float:
-        return self.rows * self.cols * ELEMENT_BYTES[self.dtype] / 2**20
+        return self.rows * self.cols * self.pixels * ELEMENT_BYTES[self.dtype] / 2**20
 
     @property
     def copy_seconds(self) -> float | None:
@@ -88,11 +101,16 @@ class Check:
     max_abs_error: float | None
     differing: int
     compared: int
+    pixels: int = 1
     stale: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.rows}x{self.cols}/{self.input}"
+        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.shape}/{self.input}"
+
+    @property
+    def shape(self) -> str:
+        return shape_name(self.rows, self.cols, self.pixels)
 
     @property
     def label(self) -> str:
@@ -101,7 +119,12 @@ class Check:
     @property
     def right(self) -> bool:
         """Whether the outputs were right, whatever was expected of them."""
-        return self.differing == 0
+        return self.verdict in ("passed", "unexpected pass")
+
+    @property
+    def expected(self) -> bool:
+        """Whether it is recorded that the variant is wrong on this input."""
+        return self.verdict in ("expected failure", "permitted failure")
 
 
 @dataclass(frozen=True)
@@ -131,9 +154,9 @@ def number(entry: dict, key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def shape_of(text: str) -> tuple[int, int]:
-    rows, _, cols = text.partition("x")
-    return int(rows), int(cols)
+def shape_name(rows: int, cols: int, pixels: int) -> str:
+    """As benchmarks are named: 1024x4096, or 32x64x3136 where there are pixels."""
+    return f"{rows}x{cols}x{pixels}" if pixels > 1 else f"{rows}x{cols}"
 
 
 def timing_of(entry: dict, stale: bool) -> Timing | None:
@@ -147,10 +170,10 @@ def timing_of(entry: dict, stale: bool) -> Timing | None:
     seconds = number(entry, "median_seconds")
     if seconds is None:
         return None
-    rows, cols = shape_of(shape)
+    rows, cols, pixels = (*map(int, shape.split("x")), 1)[:3]
     samples = number(entry, "samples")
     return Timing(
-        stage, variant, operation, dtype, rows, cols, mode, seconds,
+        stage, variant, operation, dtype, rows, cols, mode, seconds, pixels,
         bytes_per_second=number(entry, "bytes_per_second"),
         share_of_copy=number(entry, "share_of_copy"),
         spread=number(entry, "spread"),
@@ -168,6 +191,7 @@ def check_of(entry: dict, stale: bool) -> Check:
         max_abs_error=number(entry, "max_abs_error"),
         differing=int(entry["differing"]),
         compared=int(entry["compared"]),
+        pixels=int(entry.get("pixels", 1)),
         stale=stale,
     )
 
@@ -213,7 +237,9 @@ class Repository:
                 continue
             timing = Timing(
                 PEERS, row["peer"], row["operation"], row["dtype"], row["rows"], row["cols"], row["timing"],
-                row["median_us"] * 1e-6, row["gigabytes_per_second"] * 1e9, row.get("share_of_copy"),
+                row["median_us"] * 1e-6,
+                bytes_per_second=row["gigabytes_per_second"] * 1e9,
+                share_of_copy=row.get("share_of_copy"),
             )
             best[timing.name] = min(timing, best.get(timing.name, timing), key=lambda t: t.seconds)
         timings = tuple(best.values())

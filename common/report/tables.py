@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from figures import percent, significant
 from markdown import title_of
-from results import MODES, PEERS, Check, Repository, ReportError, ResultFile, Timing
+from results import MODES, PEERS, Check, Repository, ReportError, ResultFile, Timing, baseline_of
 
 DAGGER_NOTE = "† measured on an earlier version of the kernel"
 MISSING = "–"
+BASELINES = {"copy": "a copy of the same bytes", "stream": "a stream of the same reads and writes"}
 PEERS_EXCEPT = ("torch.copy_",)  # the baseline is not a rival
 
 Entry = TypeVar("Entry", Timing, Check)
@@ -79,7 +80,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int
 
 
 def shape_text(entry: Timing | Check) -> str:
-    return f"{entry.rows} x {entry.cols}"
+    return entry.shape.replace("x", " x ")
 
 
 def dagger(text: str, stale: bool) -> str:
@@ -112,7 +113,7 @@ def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
     wanted: list[tuple[str, Callable[[Entry], str]]] = [
         ("operation", lambda e: e.operation),
         ("dtype", lambda e: e.dtype),
-        ("shape", lambda e: f"{e.rows}x{e.cols}"),
+        ("shape", lambda e: e.shape),
         ("rows", lambda e: str(e.rows)),
         ("cols", lambda e: str(e.cols)),
         ("variant", lambda e: e.variant),
@@ -151,9 +152,9 @@ def peer_timings(place: Place, like: Iterable[Timing]) -> list[Timing]:
     return [t for t in rivals if (case_of(t), t.mode) in cases]
 
 
-def case_of(t: Timing) -> tuple[str, str, int, int]:
-    """What was computed: timings with the same case can be compared."""
-    return t.operation, t.dtype, t.rows, t.cols
+def case_of(entry: Timing | Check) -> tuple[str, str, str]:
+    """What was computed: entries with the same case can be compared."""
+    return entry.operation, entry.dtype, entry.shape
 
 
 def time_unit(entries: Iterable[Timing]) -> tuple[str, float]:
@@ -202,7 +203,7 @@ def ladder(place: Place) -> Table:
     unit, size = time_unit(entries)
     first = modes[0]
     own_stage = place.stage()
-    fastest: dict[tuple[str, str, int, int], Timing] = {}
+    fastest: dict[tuple[str, str, str], Timing] = {}
     for t in own:
         if t.mode == first:
             fastest[case_of(t)] = min(t, fastest.get(case_of(t), t), key=lambda t: t.seconds)
@@ -223,17 +224,17 @@ def ladder(place: Place) -> Table:
             name,
             *[text(some) for _, text in varying],
             *times,
-            f"±{percent(main.spread)}" if main and main.spread is not None else MISSING,
+            percent(main.spread) if main and main.spread is not None else MISSING,
             significant(main.bytes_per_second / 1e9) if main and main.bytes_per_second else MISSING,
             percent(main.share_of_copy) if main and main.share_of_copy else MISSING,
         ])
     if not varying:
         lines.append(copy_row(own, modes, size))
     head = ["variant", *[name for name, _ in varying], *[f"{mode}, {unit}" for mode in modes]]
-    head += ["spread", "GB/s", "share of a copy"]
+    head += ["spread", "GB/s", f"share of a {baseline_of(t.operation for t in entries)}"]
     stale = any(t.stale for t in entries)
     what = ", ".join(common)
-    of_first = f"Spread, GB/s and share are those of the {first} runs" if len(modes) > 1 else ""
+    of_first = f"Spread (the middle four fifths of the samples), GB/s and share are those of the {first} runs"
     return Table(markdown_table(head, lines, 1 + len(varying)) + caption([what, of_first, *source_note(place, sources)], stale), stale)
 
 
@@ -245,7 +246,8 @@ def copy_row(entries: Sequence[Timing], modes: Sequence[str], size: float) -> li
         times.append(significant(statistics.median(seconds) / size) if seconds else MISSING)
     rates = [t.bytes_per_second / t.share_of_copy for t in entries if t.mode == modes[0] and t.bytes_per_second and t.share_of_copy]
     rate = significant(statistics.median(rates) / 1e9) if rates else MISSING
-    return ["*a copy of the same bytes*", *times, "", rate, percent(1.0)]
+    name = BASELINES[baseline_of(t.operation for t in entries)]
+    return [f"*{name}*", *times, "", rate, percent(1.0)]
 
 
 def sweep(place: Place) -> Table:
@@ -254,7 +256,7 @@ def sweep(place: Place) -> Table:
     results = repository.stage_results(place.stage(), place.gpu)
     value = place.option("value", "share")
     texts: dict[str, tuple[str, Callable[[Timing], str | None]]] = {
-        "share": ("share of a copy", lambda t: percent(t.share_of_copy) if t.share_of_copy else None),
+        "share": ("share", lambda t: percent(t.share_of_copy) if t.share_of_copy else None),
         "time": ("µs", lambda t: significant(t.seconds * 1e6)),
         "rate": ("GB/s", lambda t: significant(t.bytes_per_second / 1e9) if t.bytes_per_second else None),
     }
@@ -295,6 +297,8 @@ def sweep(place: Place) -> Table:
             text = dagger(text, row[shape].stale)
             line.append(f"**{text}**" if row[shape] is fastest[shape] else text)
         lines.append(line)
+    if value == "share":
+        unit = f"share of a {baseline_of([entries[0].operation])}"
     head = [f"{unit} at cols" if by_cols else unit, *[str(cols) if by_cols else f"{rows} x {cols}" for cols, rows in shapes]]
     stale = any(t.stale for t in entries)
     what = f"`{entries[0].operation}`, {entries[0].dtype}, {mode}"
@@ -312,8 +316,8 @@ def numerics(place: Place) -> Table:
         raise ReportError(f"{results.path.relative_to(repository.root)} has no checks")
     sources = [results]
     if place.flag("peers"):
-        cases = {(c.operation, c.dtype, c.rows, c.cols, c.input) for c in entries}
-        rivals = [c for c in repository.peers(place.gpu).checks if (c.operation, c.dtype, c.rows, c.cols, c.input) in cases]
+        cases = {(case_of(c), c.input) for c in entries}
+        rivals = [c for c in repository.peers(place.gpu).checks if (case_of(c), c.input) in cases]
         entries += rivals
         sources += [repository.peers(place.gpu)] if rivals else []
     several_types = len({c.dtype for c in entries}) > 1
@@ -336,14 +340,10 @@ def numerics(place: Place) -> Table:
     types = "" if several_types else f", {entries[0].dtype}"
     what = f"Largest error in ulp against the fp64 reference: {operations}{types}, {over}"
     marks = "✗: outside the tolerance" if any(not c.right for c in entries) else ""
-    if any(not c.right and is_expected(c) for c in entries):
+    if any(c.expected for c in entries):
         marks += "; (expected): known to fail there, and tested to"
     stale = any(c.stale for c in entries)
     return Table(markdown_table(head, lines) + caption([what, marks, *source_note(place, sources)], stale), stale)
-
-
-def is_expected(check: Check) -> bool:
-    return check.verdict == "expected failure"
 
 
 def numerics_cell(checks: Sequence[Check]) -> str:
@@ -353,7 +353,7 @@ def numerics_cell(checks: Sequence[Check]) -> str:
     text = "not finite" if None in errors else significant(max(e for e in errors if e is not None), 2)
     failed = [c for c in checks if not c.right]
     if failed:
-        text += " ✗" + (" (expected)" if all(is_expected(c) for c in failed) else "")
+        text += " ✗" + (" (expected)" if all(c.expected for c in failed) else "")
     return dagger(text, any(c.stale for c in checks))
 
 
@@ -370,7 +370,7 @@ def ladder_all(place: Place) -> Table:
             without.append(stage)
             continue
         results = repository.stage_results(stage, place.gpu)
-        here = [t for t in results.timings if f"{t.rows}x{t.cols}" == shape and t.dtype == dtype and t.mode == mode]
+        here = [t for t in results.timings if t.shape == shape and t.dtype == dtype and t.mode == mode]
         by_operation = {t.operation: t for t in sorted(here, key=lambda t: -t.seconds)}  # the last one in is the fastest
         if "operation" in place.options:
             by_operation = {name: t for name, t in by_operation.items() if name in place.chosen("operation")}
@@ -399,7 +399,7 @@ def ladder_all(place: Place) -> Table:
     missing = f"No results yet at this shape: {', '.join(without)}" if without else ""
     if not lines:
         return Table(f"*{missing or 'There is no stage yet'}.*", False)
-    head = ["stage", "fastest variant", *(["operation"] if several else []), "µs", "GB/s", "share of a copy", "against the first"]
+    head = ["stage", "fastest variant", *(["operation"] if several else []), "µs", "GB/s", f"share of a {baseline_of(t.operation for t in best)}", "against the first"]
     what = ", ".join([*([] if several else [f"`{best[0].operation}`"]), dtype, shape.replace("x", " x "), mode])
     text = markdown_table(head, lines, 3 if several else 2)
     return Table(text + caption([what, missing, *source_note(place, sources)], stale), stale)

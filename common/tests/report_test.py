@@ -72,7 +72,7 @@ WORKLOG = "#!/bin/sh\ncat <<'EOT'\nusage: ./worklog VERB\n\n  run [NN]   run it\
 
 def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp32", shape: str = "1024x1024",
               mode: str = "cold", operation: str = "layernorm_forward", share: float = 0.5) -> dict:
-    rows, cols = (int(n) for n in shape.split("x"))
+    rows, cols = (int(n) for n in shape.split("x")[:2])
     size = 2 * rows * cols * (4 if dtype == "fp32" else 2)
     name = f"{stage}/{variant}/{operation}/{dtype}/{shape}/{mode}"
     return {
@@ -381,8 +381,8 @@ class Tables(Playground):
     def test_ladder(self) -> None:
         lines = self.table("ladder stage=01_naive dtype=fp32 shape=1024x1024")
         self.assertEqual(lines[0], "| variant | cold, ms | warm, ms | spread | GB/s | share of a copy |")
-        self.assertEqual(lines[2], "| `plain` | 2.39 | 2.00 | ±1.2% | 3.51 | 1.0% |")
-        self.assertEqual(lines[3], "| **`small`** | **1.00** | – | ±1.2% | 8.39 | 2.0% |")
+        self.assertEqual(lines[2], "| `plain` | 2.39 | 2.00 | 1.2% | 3.51 | 1.0% |")
+        self.assertEqual(lines[3], "| **`small`** | **1.00** | – | 1.2% | 8.39 | 2.0% |")
         self.assertTrue(lines[4].startswith("| *a copy of the same bytes* | 0.0221 | 0.0100 |"), lines[4])
         self.assertIn("`layernorm_forward`, fp32, 1024 x 1024", lines[-1])
         self.assertIn("Invented GPU, 2026-11-21, commit `0123456789`: [../01_naive/results/h200.json]", lines[-1])
@@ -416,6 +416,29 @@ class Tables(Playground):
         self.assertEqual(lines[0], "| input | `one_pass` | `two_pass` |")
         self.assertEqual(lines[2], "| `normal` | 1.2 | 0.75 |")
         self.assertEqual(lines[3], "| `arange` | 4.1 × 10⁹ ✗ (expected) | not finite ✗ |")
+
+    def test_numerics_takes_the_verdict_and_the_worst(self) -> None:
+        crashed = check("02_tree", "crashed", "normal", 0.0) | {"verdict": "failed", "error": "no launch", "compared": 0}
+        small = check("02_tree", "small", "normal", 9.0, right=False) | {"verdict": "permitted failure"}
+        surprise = check("02_tree", "surprise", "normal", 0.5) | {"verdict": "unexpected pass"}
+        again = [check("02_tree", "again", "normal", ulp) for ulp in (3.0, 7.0, 5.0)]
+        self.results("02_tree", [], [crashed, small, surprise, *again])
+        lines = self.table("numerics stage=02_tree")
+        self.assertEqual(lines[2], "| `normal` | 0 ✗ | 9.0 ✗ (expected) | 0.50 | 7.0 |")
+        key = "02_tree/again/layernorm_forward/fp32/1024x1024/normal"
+        self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=ulp -->"), "7.00 ulp")
+
+    def test_other_operations_are_held_against_a_stream(self) -> None:
+        self.results("02_tree", [
+            benchmark("02_tree", "tile", 50.0, operation="batchnorm_train", shape="32x64x49", share=0.8),
+            benchmark("02_tree", "line", 80.0, operation="batchnorm_train", shape="32x64x49", share=0.5),
+        ])
+        lines = self.table("ladder stage=02_tree shape=32x64x49")
+        self.assertTrue(lines[0].endswith("| share of a stream |"), lines[0])
+        self.assertTrue(lines[4].startswith("| *a stream of the same reads and writes* | 40.0 |"), lines[4])
+        self.assertIn("`batchnorm_train`, fp32, 32 x 64 x 49", lines[-1])
+        key = "02_tree/best/batchnorm_train/fp32/32x64x49/cold"
+        self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=us -->"), "50.0 µs")
 
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
