@@ -122,7 +122,8 @@ def footnote(figure: Figure, *parts: str) -> None:
 def provenance(repository: Repository, stage: str, gpu: str) -> str:
     context = repository.stage_results(stage, gpu).context
     commit = context.get("commit", "")
-    return ", ".join(word for word in (context.get("date", "")[:10], f"commit {commit[:10]}" if commit else "") if word)
+    origin = f"commit {commit[:10]}" + (" with changes" if context.get("dirty") == "true" else "") if commit else ""
+    return ", ".join(word for word in (context.get("date", "")[:10], origin) if word)
 
 
 def name_of(entry: Timing | Check) -> str:
@@ -460,7 +461,9 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
     color = colors(1.0) if error is None else colors(float(norm(max(error, norm.vmin))))
     dark = sum(weight * channel for weight, channel in zip((0.299, 0.587, 0.114), color)) < 0.5
     ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK, linewidth=0 if check.right else 1.3))
-    if error is None:
+    if not check.ran:
+        text = "no run"
+    elif error is None:
         text = "inf"
     elif error >= 1000:
         exponent = math.floor(math.log10(error))

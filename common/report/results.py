@@ -117,6 +117,11 @@ class Check:
         return PEER_LABELS.get(self.variant, self.variant) if self.stage == PEERS else self.variant
 
     @property
+    def ran(self) -> bool:
+        """Whether there were results to compare: a kernel that could not run leaves none."""
+        return self.right or self.compared > 0
+
+    @property
     def right(self) -> bool:
         """Whether the outputs were right, whatever was expected of them."""
         return self.verdict in ("passed", "unexpected pass")

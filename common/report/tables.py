@@ -94,7 +94,7 @@ def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
         context = results.context
         commit = context.get("commit", "")
         words = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
-        words += [f"commit `{commit[:10]}`"] if commit else []
+        words += [f"commit `{commit[:10]}`" + (" with changes" if context.get("dirty") == "true" else "")] if commit else []
         by_origin.setdefault(", ".join(word for word in words if word), []).append(results)
     notes = []
     for origin, group in by_origin.items():
@@ -350,7 +350,10 @@ def numerics_cell(checks: Sequence[Check]) -> str:
     if not checks:
         return MISSING
     errors = [c.max_ulp_error for c in checks]
-    text = "not finite" if None in errors else significant(max(e for e in errors if e is not None), 2)
+    if not all(c.ran for c in checks):
+        text = "did not run"
+    else:
+        text = "not finite" if None in errors else significant(max(e for e in errors if e is not None), 2)
     failed = [c for c in checks if not c.right]
     if failed:
         text += " ✗" + (" (expected)" if all(c.expected for c in failed) else "")

@@ -387,6 +387,10 @@ class Tables(Playground):
         self.assertIn("`layernorm_forward`, fp32, 1024 x 1024", lines[-1])
         self.assertIn("Invented GPU, 2026-11-21, commit `0123456789`: [../01_naive/results/h200.json]", lines[-1])
 
+    def test_says_where_the_sources_had_changes(self) -> None:
+        self.edit("02_tree/results/h200.json", '"commit": "0123456789abcdef"', '"commit": "0123456789abcdef", "dirty": "true"')
+        self.assertIn("commit `0123456789` with changes", self.table("ladder stage=02_tree")[-1])
+
     def test_ladder_over_shapes(self) -> None:
         lines = self.table("ladder stage=01_naive timing=cold variant=small")
         self.assertEqual(lines[0].split(" | ")[:3], ["| variant", "shape", "cold, ms"])
@@ -424,7 +428,7 @@ class Tables(Playground):
         again = [check("02_tree", "again", "normal", ulp) for ulp in (3.0, 7.0, 5.0)]
         self.results("02_tree", [], [crashed, small, surprise, *again])
         lines = self.table("numerics stage=02_tree")
-        self.assertEqual(lines[2], "| `normal` | 0 ✗ | 9.0 ✗ (expected) | 0.50 | 7.0 |")
+        self.assertEqual(lines[2], "| `normal` | did not run ✗ | 9.0 ✗ (expected) | 0.50 | 7.0 |")
         key = "02_tree/again/layernorm_forward/fp32/1024x1024/normal"
         self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=ulp -->"), "7.00 ulp")
 
