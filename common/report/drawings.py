@@ -217,11 +217,11 @@ def reduction_tree() -> Drawing:
                       "one for up to eight.")
     half = WIDTH / 2
     for left, name, formula, strides, pairs_of in (
-        (LEFT, "Sequential", "s[t] += s[t + stride]", halving, sequential_pairs),
-        (half + 12, "Interleaved", "s[2*stride*t] += s[2*stride*t + stride]", doubling, interleaved_pairs),
+        (LEFT, "Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
+        (half + 12, "Interleaved", "scratch[2*stride*t] += scratch[2*stride*t + stride]", doubling, interleaved_pairs),
     ):
         drawing.text(left, 30, name, size=15, bold=True)
-        drawing.text(left, 49, formula, size=11.5, mono=True, color=MUTED)
+        drawing.text(left, 49, formula, size=10.5, mono=True, color=MUTED)
         tree(drawing, left, 66, count, strides, pairs_of)
     drawing.text(LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12, color=MUTED)
 
@@ -278,7 +278,7 @@ def shuffle_steps() -> Drawing:
         drawing.text(x + (width - 8) / 2, top + 16, f"warp {warp}", size=11, anchor="middle")
         drawing.line(x + (width - 8) / 2, top + 25, x + (width - 8) / 2, top + 50, arrow=True)
         drawing.rect(x, top + 52, width - 8, 24, "blue")
-        drawing.text(x + (width - 8) / 2, top + 68, f"sums[{warp}]", size=11, anchor="middle")
+        drawing.text(x + (width - 8) / 2, top + 68, f"scratch[{warp}]", size=11, anchor="middle")
     drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
     drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
     drawing.text(LEFT, top + 100, "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
