@@ -113,7 +113,8 @@ std::string Check::headline() const {
     case Verdict::expected_failure:
       return fmt::format("fails, as recorded{}", when);
     case Verdict::permitted_failure:
-      return fmt::format("fails, and may: it is recorded to from {} on{}", expectation.substr(expectation.find("from ") + 5), when);
+      return fmt::format("fails, and may: it is recorded to from {} on{}",
+                         expectation.substr(expectation.find("from ") + 5), when);
     case Verdict::unexpected_pass:
       return fmt::format("FAILED: expected to fail on {} and did not{}", name_of(options.input), when);
     case Verdict::failed:
@@ -125,7 +126,8 @@ std::string Check::headline() const {
 std::string Check::explain() const {
   if (is_accepted(verdict)) return "";
   if (verdict == Verdict::unexpected_pass) {
-    return fmt::format("{} {}, says its program; where that is no longer true, take it out there", variant, expectation);
+    return fmt::format("{} {}, says its program; where that is no longer true, take it out there", variant,
+                       expectation);
   }
   std::string text;
   const auto add_line = [&](std::string_view line) { text += fmt::format("{}{}", text.empty() ? "" : "\n", line); };

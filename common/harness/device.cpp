@@ -19,8 +19,8 @@ int attribute(cudaDeviceAttr which, int device) {
 
 // Words of a device's name that do not tell two GPUs apart.
 bool is_no_model(std::string_view word) {
-  for (const std::string_view none : {"nvidia", "geforce", "quadro", "tesla", "laptop", "gpu", "pcie", "nvl", "with", "max", "q",
-                                      "design"}) {
+  for (const std::string_view none :
+       {"nvidia", "geforce", "quadro", "tesla", "laptop", "gpu", "pcie", "nvl", "with", "max", "q", "design"}) {
     if (word == none) return true;
   }
   return word.ends_with("gb") || word.starts_with("hbm") || word.starts_with("sxm");

@@ -84,8 +84,9 @@ std::vector<std::string> DeviceBuffer::guard_damage(std::string_view name) const
   std::vector<std::string> sentences;
   const std::vector<int64_t> before = written(0, before_bytes());
   if (!before.empty()) {
-    sentences.push_back(fmt::format("{} was written outside its bounds: {} elements before its start, the nearest {} before",
-                                    name, before.size(), before_bytes() / size - before.back()));
+    sentences.push_back(
+        fmt::format("{} was written outside its bounds: {} elements before its start, the nearest {} before", name,
+                    before.size(), before_bytes() / size - before.back()));
   }
   const std::vector<int64_t> after = written(before_bytes() + bytes(), guard_bytes);
   if (!after.empty()) {

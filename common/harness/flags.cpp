@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <CLI/CLI.hpp>
 #include <functional>
 #include <string_view>
 
@@ -38,8 +38,9 @@ std::vector<int64_t> numbers(std::string_view flag, const std::string& list, int
   for (const std::string& word : split(list)) {
     const std::optional<int64_t> value = whole_number(word);
     if (!value || *value < least || *value > most) {
-      throw RequestError(fmt::format("{} takes whole numbers from {} to {}, one or a list such as 1,2,31; it was given '{}'",
-                                     flag, least, most, word));
+      throw RequestError(
+          fmt::format("{} takes whole numbers from {} to {}, one or a list such as 1,2,31; it was given '{}'", flag,
+                      least, most, word));
     }
     values.push_back(*value);
   }
@@ -53,9 +54,10 @@ std::vector<Shape> shapes_of(const std::string& list) {
     const std::optional<int64_t> rows = whole_number(std::string_view(word).substr(0, cross));
     const std::optional<int64_t> cols = whole_number(std::string_view(word).substr(std::min(cross + 1, word.size())));
     if (!rows || !cols || *rows < 0 || *rows > max_rows || *cols < 1 || *cols > max_cols) {
-      throw RequestError(fmt::format("--shapes takes ROWSxCOLS, such as 1024x1024,4096x256, with rows from 0 to {} and "
-                                     "cols from 1 to {}; it was given '{}'",
-                                     max_rows, max_cols, word));
+      throw RequestError(
+          fmt::format("--shapes takes ROWSxCOLS, such as 1024x1024,4096x256, with rows from 0 to {} and "
+                      "cols from 1 to {}; it was given '{}'",
+                      max_rows, max_cols, word));
     }
     shapes.push_back({*rows, *cols});
   }
@@ -106,7 +108,8 @@ void check_without(const Request& request) {
       }
     }
     if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
-      throw RequestError(fmt::format("--without takes one or more of: {}; it was given '{}'", fmt::join(allowed, ", "), name));
+      throw RequestError(
+          fmt::format("--without takes one or more of: {}; it was given '{}'", fmt::join(allowed, ", "), name));
     }
   }
 }
@@ -122,26 +125,32 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
-  std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal", variant = "all",
-              operation = "all", without, layout = "channels_last", modes = "cold,warm,graph", row_padding = "0",
-              misalign = "0", pixels = "1";
+  std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal",
+              variant = "all", operation = "all", without, layout = "channels_last", modes = "cold,warm,graph",
+              row_padding = "0", misalign = "0", pixels = "1";
 
-  CLI::App app(fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
-                           program.stage(), program.summary()));
+  CLI::App app(
+      fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
+                  program.stage(), program.summary()));
   app.set_help_flag("--help,-h", "print this text and exit");
   const auto what = [](CLI::Option* option, const char* group) { return option->group(group); };
   constexpr const char* problem = "Problem";
   CLI::Option* rows_flag = what(app.add_option("--rows", rows, "rows, one number or a list: 1,2,31"), problem);
   CLI::Option* cols_flag = what(app.add_option("--cols", cols, "cols, likewise; all combinations are taken"), problem);
-  what(app.add_option("--shapes", shapes, "shapes: 1024x1024,4096x256"), problem)->excludes(rows_flag)->excludes(cols_flag);
+  what(app.add_option("--shapes", shapes, "shapes: 1024x1024,4096x256"), problem)
+      ->excludes(rows_flag)
+      ->excludes(cols_flag);
   what(app.add_option("--dtype", dtype, "element types: all, or of fp32,fp16,bf16"), problem);
-  what(app.add_option("--param-dtype", param_dtype, "type of gamma and beta: same (as the elements), fp32, fp16 or bf16"),
+  what(app.add_option("--param-dtype", param_dtype,
+                      "type of gamma and beta: same (as the elements), fp32, fp16 or bf16"),
        problem);
   what(app.add_option("--input", input, "inputs: all, or a list (--list names them)"), problem);
   what(app.add_option("--operation", operation, "operations: all, or a list (--list names them)"), problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
-  what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"), problem);
-  what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"), problem);
+  what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),
+       problem);
+  what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
+       problem);
   what(app.add_option("--without", without, "optional tensors to pass as null: gamma,beta,mean,rstd"), problem);
   what(app.add_option("--pixels", pixels, "BatchNorm: height times width"), problem);
   what(app.add_option("--layout", layout, "BatchNorm: channels_last or channels_first"), problem);
@@ -151,16 +160,20 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--seed", request.seed, "of the inputs"), problem)->capture_default_str();
 
   constexpr const char* run = "Run";
-  what(app.add_flag("--list", request.list, "list variants, operations, types, limits, expectations and inputs, and exit"), run);
+  what(app.add_flag("--list", request.list,
+                    "list variants, operations, types, limits, expectations and inputs, and exit"),
+       run);
   what(app.add_flag("--check-only", request.check_only, "check, do not time"), run);
   CLI::Option* time_flag = what(app.add_option("--time", modes, "how to time: of cold,warm,graph"), run);
-  what(app.add_option("--max-seconds-per-timing", request.max_seconds_per_timing, "samples are taken no longer than this"),
+  what(app.add_option("--max-seconds-per-timing", request.max_seconds_per_timing,
+                      "samples are taken no longer than this"),
        run)
       ->capture_default_str();
   what(app.add_option("--json", request.json, "write the results to this file, as Google Benchmark does"), run);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
-  app.footer("Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"
-             "Exit code: 0; 1 where a result was wrong; 2 where the request was.");
+  app.footer(
+      "Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"
+      "Exit code: 0; 1 where a result was wrong; 2 where the request was.");
 
   try {
     app.parse(arguments);
@@ -185,7 +198,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
     request.param_dtype_same = true;
   } else if (!param_dtype.empty()) {
     const std::vector<Dtype> found =
-        named("--param-dtype", param_dtype, std::vector{Dtype::fp32, Dtype::fp16, Dtype::bf16}, [](Dtype d) { return name_of(d); });
+        named("--param-dtype", param_dtype, std::vector{Dtype::fp32, Dtype::fp16, Dtype::bf16},
+              [](Dtype d) { return name_of(d); });
     if (found.size() != 1) throw RequestError("--param-dtype takes one of: same, fp32, fp16, bf16");
     request.param_dtype = found.front();
   }
@@ -205,7 +219,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   const auto one = [](std::string_view flag, const std::string& word, int64_t least, int64_t most) {
     const std::optional<int64_t> value = whole_number(word);
     if (!value || *value < least || *value > most) {
-      throw RequestError(fmt::format("{} takes a whole number from {} to {}; it was given '{}'", flag, least, most, word));
+      throw RequestError(
+          fmt::format("{} takes a whole number from {} to {}; it was given '{}'", flag, least, most, word));
     }
     return *value;
   };

@@ -142,6 +142,9 @@ struct Comparison {
   std::string describe() const;      // several readable lines on a failure; one on success
 };
 
+// Throws what the constructor of Problem would throw, without making anything.
+void check_options(const ProblemOptions& options);
+
 class Reference;
 
 class Problem {

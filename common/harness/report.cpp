@@ -22,14 +22,15 @@ std::string json_number(double value) {
 
 std::string json_list(const std::vector<std::string>& sentences) {
   std::string text;
-  for (const std::string& sentence : sentences) text += fmt::format("{}{}", text.empty() ? "" : ", ", json_string(sentence));
+  for (const std::string& sentence : sentences)
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", json_string(sentence));
   return fmt::format("[{}]", text);
 }
 
 std::string json_of(const Check& check, const std::string& stage) {
   const ProblemOptions& o = check.options;
-  const std::string name = fmt::format("{}/{}/{}/{}/{}x{}", stage, check.variant, name_of(o.operation), name_of(o.dtype),
-                                       o.rows, o.cols);
+  const std::string name =
+      fmt::format("{}/{}/{}/{}/{}x{}", stage, check.variant, name_of(o.operation), name_of(o.dtype), o.rows, o.cols);
   std::vector<std::string> damage = check.damage;
   damage.insert(damage.end(), check.comparison.damage.begin(), check.comparison.damage.end());
   std::string text;
@@ -147,7 +148,8 @@ std::string JsonReporter::document(const std::vector<std::pair<std::string, std:
   std::string text = out_.str();
 
   std::string entries;
-  for (const auto& [key, value] : context) entries += fmt::format("    {}: {},\n", json_string(key), json_string(value));
+  for (const auto& [key, value] : context)
+    entries += fmt::format("    {}: {},\n", json_string(key), json_string(value));
   constexpr std::string_view context_opens = "\"context\": {\n";
   const size_t opening = text.find(context_opens);
   const size_t closing = text.rfind('}');
@@ -172,14 +174,15 @@ std::string JsonReporter::document(const std::vector<std::pair<std::string, std:
 WholeFile::WholeFile(std::string path) : path_(std::move(path)) {
   const std::string trial = path_ + ".partial";
   std::error_code error;
-  if (std::filesystem::is_directory(path_, error)) {
-    throw RequestError(fmt::format("--json takes the path of a file; '{}' is a folder", path_));
+  if (std::filesystem::exists(path_, error) && !std::filesystem::is_regular_file(path_, error)) {
+    throw RequestError(fmt::format("--json takes the path of a file; '{}' is something else", path_));
   }
   const bool writable = std::ofstream(trial).good();
   std::filesystem::remove(trial, error);
   if (!writable) {
-    throw RequestError(fmt::format("--json takes the path of a file in a folder that exists and can be written to; '{}' cannot be written",
-                                   path_));
+    throw RequestError(fmt::format(
+        "--json takes the path of a file in a folder that exists and can be written to; '{}' cannot be written",
+        path_));
   }
 }
 

@@ -17,8 +17,8 @@ namespace worklog {
 // "1024 x 1024"
 std::string shape_of(const ProblemOptions& options);
 
-// A table whose rows are printed as they come. Columns are as wide as their title and what is expected in them; a longer
-// cell pushes the rest of its row.
+// A table whose rows are printed as they come. Columns are as wide as their title and what is expected in them; a
+// longer cell pushes the rest of its row.
 class Table {
  public:
   struct Column {
@@ -47,8 +47,8 @@ struct Timing {
   std::string variant;
   ProblemOptions options;
   TimingMode mode;
-  Summary summary;    // seconds
-  int64_t bytes = 0;  // that the operation must move
+  Summary summary;     // seconds
+  int64_t bytes = 0;   // that the operation must move
   std::string stream;  // "1r1w"; empty where no baseline could be measured
   Baseline::Result baseline;
   int64_t baseline_bytes = 0;

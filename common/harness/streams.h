@@ -1,7 +1,7 @@
 // The baselines: kernels that only move bytes, as plainly as a GPU can.
 //
-// A stream of r reads and w writes reads r arrays and writes w arrays of the same length, one 16-byte vector per thread.
-// An operation's share of its stream is the figure that survives a change of machine.
+// A stream of r reads and w writes reads r arrays and writes w arrays of the same length, one 16-byte vector per
+// thread. An operation's share of its stream is the figure that survives a change of machine.
 #pragma once
 
 #include <cuda_runtime.h>

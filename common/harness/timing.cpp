@@ -68,7 +68,9 @@ std::string_view name_of(TimingMode mode) {
 }
 
 Timer::Timer(int64_t l2_bytes)
-    : l2_bytes_(l2_bytes), flush_bytes_(flush_factor * std::max(l2_bytes, int64_t{1} << 20)), flush_memory_(flush_bytes_ + 16) {
+    : l2_bytes_(l2_bytes),
+      flush_bytes_(flush_factor * std::max(l2_bytes, int64_t{1} << 20)),
+      flush_memory_(flush_bytes_ + 16) {
   check_cuda(cudaStreamCreate(&stream_), "creating a stream");
   for (int i = 0; i < largest_batch; ++i) {
     EventPair& pair = events_.emplace_back();
@@ -151,7 +153,8 @@ std::vector<double> Timer::time_singly(bool cold, const TimedOperation& operatio
 }
 
 std::vector<double> Timer::time_graph(const TimedOperation& operation, const Sampling& sampling) {
-  const Summary single = summarize(time_singly(false, operation, 1, {.max_seconds = 0.02, .min_samples = largest_batch}));
+  const Summary single =
+      summarize(time_singly(false, operation, 1, {.max_seconds = 0.02, .min_samples = largest_batch}));
   const int launches =
       static_cast<int>(std::clamp(graph_seconds / std::max(single.median, 1e-9), 1.0, double{most_graph_launches}));
 
@@ -173,7 +176,7 @@ std::vector<double> Timer::time_graph(const TimedOperation& operation, const Sam
   std::vector<double> samples;
   for (Stopping stopping(sampling); !stopping.enough(samples);) {
     const EventPair& events = events_[0];
-    flush();                                                               // the device is busy while the rest is queued
+    flush();  // the device is busy while the rest is queued
     check_cuda(cudaGraphLaunch(graph.executable, stream_), "replaying a graph");  // what the flush displaced comes back
     check_cuda(cudaEventRecord(events.before, stream_), "recording an event");
     check_cuda(cudaGraphLaunch(graph.executable, stream_), "replaying a graph");
@@ -192,11 +195,10 @@ Baseline::Baseline(int reads, int writes, int64_t bytes, int sets)
       memory_(sets * (reads_ + writes_) * array_bytes_ + 16) {
   check_cuda(cudaMemset(memory_.data(), 0, sets_ * (reads_ + writes_) * array_bytes_), "filling the stream's arrays");
   check_cuda(cudaDeviceSynchronize(), "filling the stream's arrays");
-  ways_.push_back({"kernel",
-                   [this](int set, cudaStream_t stream) {
-                     launch_stream(reads_, writes_, arrays(set), array_bytes_, stream);
-                   },
-                   {}});
+  ways_.push_back(
+      {"kernel",
+       [this](int set, cudaStream_t stream) { launch_stream(reads_, writes_, arrays(set), array_bytes_, stream); },
+       {}});
   if (reads_ == 1 && writes_ == 1) {
     ways_.push_back({"cudaMemcpyAsync",
                      [this](int set, cudaStream_t stream) {

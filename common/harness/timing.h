@@ -82,7 +82,8 @@ class Timer {
 // What a copy, or a stream of as many reads and writes, takes for the bytes of an operation.
 class Baseline {
  public:
-  // The stream's arrays are all of the same length, together at least `bytes`, in `sets` sets. Throws OutOfDeviceMemory.
+  // The stream's arrays are all of the same length, together at least `bytes`, in `sets` sets. Throws
+  // OutOfDeviceMemory.
   Baseline(int reads, int writes, int64_t bytes, int sets);
 
   std::string name() const;  // "1r1w"

@@ -1,0 +1,147 @@
+#include "common/harness/program.h"
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <set>
+
+#include "common/harness/device.h"
+#include "common/harness/flags.h"
+#include "common/harness/session.h"
+
+namespace worklog {
+namespace {
+
+std::string_view meaning_of(Input input) {
+  switch (input) {
+    case Input::normal:
+      return "mean 0, deviation 1";
+    case Input::uniform:
+      return "from -1 to 1";
+    case Input::arange:
+      return "1, 2, ... rows * cols, as the worklog article has it";
+    case Input::large_mean:
+      return "mean 1e4, deviation 1 (more where the type is coarser)";
+    case Input::constant:
+      return "every element the same: variance zero";
+    case Input::tiny_variance:
+      return "a deviation of 1e-4 around a mean that is much larger";
+    case Input::outlier_channels:
+      return "a few columns 100 times the rest, as transformer activations have them";
+    case Input::huge:
+      return "near the top of the type";
+    case Input::nan_row:
+      break;
+  }
+  return "normal, and one row that holds a NaN";
+}
+
+void print_list(const Program& program) {
+  fmt::print("{}: {}\n\nvariants\n", program.stage(), program.summary());
+  for (const Variant& variant : program.variants()) {
+    fmt::print("  {}: {}\n", variant.name(), variant.note());
+    for (const Variant::Implementation& i : variant.implementations()) {
+      fmt::print("    {} in {} with parameters in {}\n", name_of(i.operation), name_of(i.dtype),
+                 name_of(i.param_dtype));
+    }
+    for (const Variant::Limit& limit : variant.limits()) fmt::print("    limited: {}\n", limit.sentence);
+    for (const auto& [input, from] : variant.expectations()) {
+      std::string types;
+      for (const Dtype dtype : from.dtypes) types += fmt::format("{}{}", types.empty() ? " in " : ", ", name_of(dtype));
+      fmt::print("    fails on {} from {} x {}{}\n", name_of(input), from.rows, from.cols, types);
+    }
+  }
+  fmt::print("\ninputs\n");
+  for (const Input input : all_inputs()) fmt::print("  {:<18}{}\n", name_of(input), meaning_of(input));
+}
+
+void print_header(const Program& program, const Device& device) {
+  fmt::print("{}: {}\n", program.stage(), program.summary());
+  if (on_cpu_layer()) {
+    fmt::print(
+        "This is the CPU layer: the kernels run on this machine's CPU, not on a GPU. Their results are checked as on a "
+        "GPU;\n"
+        "no time is shown, since a time taken here says nothing about a GPU.\n\n");
+  } else {
+    fmt::print("{}, compute capability {}.{}, {} multiprocessors, {} MiB of L2 cache\n\n", device.name, device.major,
+               device.minor, device.multiprocessors, device.l2_bytes >> 20);
+  }
+}
+
+// Google Benchmark reads its own flags, and leaves what it does not know.
+void take_benchmark_flags(const std::string& stage, const std::vector<std::string>& flags) {
+  std::vector<std::string> words = {stage};
+  words.insert(words.end(), flags.begin(), flags.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  int argc = static_cast<int>(words.size());
+  benchmark::Initialize(&argc, argv.data());
+  if (argc > 1)
+    throw RequestError(fmt::format("{} is no flag of Google Benchmark, or its value is not valid", argv[1]));
+}
+
+int run_request(const Program& program, int argc, char** argv) {
+  const Request request = parse_flags(program, argc, argv);
+  if (!request.help.empty()) {
+    fmt::print("{}", request.help);
+    return 0;
+  }
+  if (request.list) {
+    print_list(program);
+    return 0;
+  }
+  take_benchmark_flags(program.stage(), request.benchmark_flags);
+  std::vector<Case> cases = plan(program, request);
+  const Device device = current_device();
+  Session session(program, request, device, std::move(cases));
+  print_header(program, device);
+  session.check_all();
+  if (!on_cpu_layer() && !request.check_only) session.time_all();
+  return session.finish();
+}
+
+}  // namespace
+
+Variant& Variant::fails_on(Input input, FailsFrom from) {
+  expectations_.push_back({input, std::move(from)});
+  return *this;
+}
+
+Variant& Variant::limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts) {
+  limits_.push_back({std::move(sentence), std::move(accepts)});
+  return *this;
+}
+
+Variant& Variant::compared_with(ComparisonOptions comparison) {
+  comparison_ = comparison;
+  return *this;
+}
+
+int Program::run(int argc, char** argv) {
+  const auto refuse = [&](const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{}: {}\n", stage_, error.what());
+    return 2;
+  };
+  try {
+    return run_request(*this, argc, argv);
+  } catch (const RequestError& error) {
+    return refuse(error);
+  } catch (const NoDevice& error) {
+    return refuse(error);
+  } catch (const OutOfDeviceMemory& error) {
+    return refuse(error);
+  } catch (const std::invalid_argument& error) {  // a problem that cannot be made
+    return refuse(error);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{}: {}\n", stage_, error.what());
+    return 1;
+  }
+}
+
+}  // namespace worklog
