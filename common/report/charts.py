@@ -265,7 +265,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     for ax in axes[len(groups) :]:
         ax.set_visible(False)
     for ax in axes[::columns]:
@@ -345,7 +345,7 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     right.axvline(1.0, color=INK, linewidth=1.2)
     right.set_xlim(0, 1.32)
     right.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
-    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     right.set_xlabel("share of a copy's speed")
     right.tick_params(axis="y", length=0)
     for ax in (left, right):

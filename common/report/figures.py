@@ -26,7 +26,7 @@ UNITS = {
     "ns": ("time", 1e-9, " ns"),
     "GB/s": ("rate", 1e9, " GB/s"),
     "TB/s": ("rate", 1e12, " TB/s"),
-    "percent": ("ratio", 1e-2, "%"),
+    "percent": ("ratio", 1e-2, " %"),
     "x": ("ratio", 1.0, "x"),
     "ulp": ("ulp", 1.0, " ulp"),
     "absolute": ("error", 1.0, ""),
@@ -72,7 +72,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def percent(ratio: float) -> str:
-    return f"{ratio * 100:.1f}%"
+    return f"{ratio * 100:.1f} %"
 
 
 @dataclass(frozen=True)

@@ -323,8 +323,8 @@ class Figures(Playground):
         self.assertEqual(self.figure(f"{key} unit=us"), "2390 µs")
         self.assertEqual(self.figure(f"{key} unit=ms digits=5"), "2.3886 ms")
         self.assertEqual(self.figure(f"{key} unit=GB/s"), "3.51 GB/s")
-        self.assertEqual(self.figure(f"{key} unit=percent"), "1.0%")
-        self.assertEqual(self.figure(f"{key} unit=percent counter=spread"), "1.2%")
+        self.assertEqual(self.figure(f"{key} unit=percent"), "1.0 %")
+        self.assertEqual(self.figure(f"{key} unit=percent counter=spread"), "1.2 %")
         self.assertEqual(self.figure(f"{key} unit=us counter=copy_seconds"), "24.1 µs")
         self.assertEqual(self.figure(f"{key} unit=MiB counter=bytes"), "8 MiB")
         self.assertEqual(self.figure(f"{key} unit=count counter=samples"), "100")
@@ -332,8 +332,8 @@ class Figures(Playground):
     def test_ratio_of_two(self) -> None:
         slow, fast = (f"{s}/layernorm_forward/fp32/1024x1024/cold" for s in ("01_naive/plain", "02_tree/best"))
         self.assertEqual(self.figure(f"key={slow} over={fast} unit=x"), "34.1x")
-        self.assertEqual(self.figure(f"key={fast} over={slow} unit=percent"), "2.9%")
-        self.assertEqual(self.figure(f"key={slow} over={fast} unit=percent counter=share_of_copy"), "3.4%")
+        self.assertEqual(self.figure(f"key={fast} over={slow} unit=percent"), "2.9 %")
+        self.assertEqual(self.figure(f"key={slow} over={fast} unit=percent counter=share_of_copy"), "3.4 %")
 
     def test_check_figure(self) -> None:
         self.assertEqual(self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=ulp"), "4.10 × 10⁹ ulp")
@@ -349,7 +349,7 @@ class Figures(Playground):
     def test_peer_figure(self) -> None:
         self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
         self.assertEqual(self.figure('key="peers/torch/layernorm_forward/fp32/1024x1024/cold" unit=us'), "10.2 µs")
-        self.assertEqual(self.figure("key=peers/best/layernorm_forward/bf16/262144x1024/cold unit=percent"), "100.5%")
+        self.assertEqual(self.figure("key=peers/best/layernorm_forward/bf16/262144x1024/cold unit=percent"), "100.5 %")
 
     def test_refusals(self) -> None:
         key = "key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold"
@@ -381,8 +381,8 @@ class Tables(Playground):
     def test_ladder(self) -> None:
         lines = self.table("ladder stage=01_naive dtype=fp32 shape=1024x1024")
         self.assertEqual(lines[0], "| variant | cold, ms | warm, ms | spread | GB/s | share of a copy |")
-        self.assertEqual(lines[2], "| `plain` | 2.39 | 2.00 | 1.2% | 3.51 | 1.0% |")
-        self.assertEqual(lines[3], "| **`small`** | **1.00** | – | 1.2% | 8.39 | 2.0% |")
+        self.assertEqual(lines[2], "| `plain` | 2.39 | 2.00 | 1.2 % | 3.51 | 1.0 % |")
+        self.assertEqual(lines[3], "| **`small`** | **1.00** | – | 1.2 % | 8.39 | 2.0 % |")
         self.assertTrue(lines[4].startswith("| *a copy of the same bytes* | 0.0221 | 0.0100 |"), lines[4])
         self.assertIn("`layernorm_forward`, fp32, 1024 x 1024", lines[-1])
         self.assertIn("Invented GPU, 2026-11-21, commit `0123456789`: [../01_naive/results/h200.json]", lines[-1])
