@@ -169,14 +169,16 @@ inline __nv_bfloat16 __hfma(const __nv_bfloat16 a, const __nv_bfloat16 b, const 
 inline __nv_bfloat16 __hneg(const __nv_bfloat16 h) { return -__bfloat162float(h); }
 inline __nv_bfloat16 __habs(const __nv_bfloat16 h) { return fabsf(h); }
 
-// Of a number and a NaN the number, and -0 is less than 0.
+// Of a number and a NaN the number, of two NaNs 0x7fff; and -0 is less than 0.
 inline __nv_bfloat16 __hmax(const __nv_bfloat16 a, const __nv_bfloat16 b) {
-  if (__hisnan(a) || __hisnan(b)) return fmaxf(a, b);
-  return __heq(a, b) ? __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(__bfloat16_as_ushort(a) & __bfloat16_as_ushort(b))}) : __hgt(a, b) ? a : b;
+  if (__hisnan(a)) return __hisnan(b) ? CUDART_NAN_BF16 : b;
+  if (__heq(a, b)) return __nv_bfloat16_raw{static_cast<unsigned short>(__bfloat16_as_ushort(a) & __bfloat16_as_ushort(b))};
+  return __hlt(a, b) ? b : a;
 }
 inline __nv_bfloat16 __hmin(const __nv_bfloat16 a, const __nv_bfloat16 b) {
-  if (__hisnan(a) || __hisnan(b)) return fminf(a, b);
-  return __heq(a, b) ? __nv_bfloat16(__nv_bfloat16_raw{static_cast<unsigned short>(__bfloat16_as_ushort(a) | __bfloat16_as_ushort(b))}) : __hlt(a, b) ? a : b;
+  if (__hisnan(a)) return __hisnan(b) ? CUDART_NAN_BF16 : b;
+  if (__heq(a, b)) return __nv_bfloat16_raw{static_cast<unsigned short>(__bfloat16_as_ushort(a) | __bfloat16_as_ushort(b))};
+  return __hgt(a, b) ? b : a;
 }
 // Of anything and a NaN the NaN.
 inline __nv_bfloat16 __hmax_nan(const __nv_bfloat16 a, const __nv_bfloat16 b) { return __hisnan(a) || __hisnan(b) ? CUDART_NAN_BF16 : __hmax(a, b); }

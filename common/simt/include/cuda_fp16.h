@@ -174,14 +174,16 @@ inline __half __hfma(const __half a, const __half b, const __half c) { return si
 inline __half __hneg(const __half h) { return -__half2float(h); }
 inline __half __habs(const __half h) { return fabsf(h); }
 
-// Of a number and a NaN the number, and -0 is less than 0.
+// Of a number and a NaN the number, of two NaNs 0x7fff; and -0 is less than 0.
 inline __half __hmax(const __half a, const __half b) {
-  if (__hisnan(a) || __hisnan(b)) return fmaxf(a, b);
-  return __heq(a, b) ? __half(__half_raw{static_cast<unsigned short>(__half_as_ushort(a) & __half_as_ushort(b))}) : __hgt(a, b) ? a : b;
+  if (__hisnan(a)) return __hisnan(b) ? CUDART_NAN_FP16 : b;
+  if (__heq(a, b)) return __half_raw{static_cast<unsigned short>(__half_as_ushort(a) & __half_as_ushort(b))};
+  return __hlt(a, b) ? b : a;
 }
 inline __half __hmin(const __half a, const __half b) {
-  if (__hisnan(a) || __hisnan(b)) return fminf(a, b);
-  return __heq(a, b) ? __half(__half_raw{static_cast<unsigned short>(__half_as_ushort(a) | __half_as_ushort(b))}) : __hlt(a, b) ? a : b;
+  if (__hisnan(a)) return __hisnan(b) ? CUDART_NAN_FP16 : b;
+  if (__heq(a, b)) return __half_raw{static_cast<unsigned short>(__half_as_ushort(a) | __half_as_ushort(b))};
+  return __hgt(a, b) ? b : a;
 }
 // Of anything and a NaN the NaN.
 inline __half __hmax_nan(const __half a, const __half b) { return __hisnan(a) || __hisnan(b) ? CUDART_NAN_FP16 : __hmax(a, b); }

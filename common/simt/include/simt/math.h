@@ -158,7 +158,7 @@ inline float __saturatef(float x) noexcept {
 }
 
 // --- Between floats and integers -------------------------------------------------------------------------------------
-// Out of range, the nearest integer there is; of a NaN, 0.
+// Out of range, the nearest integer there is; of a NaN, 0, or with 64 bits 2^63, as the GPU's instructions have it.
 
 namespace simt::detail {
 
@@ -167,7 +167,7 @@ Integer saturating(double rounded) noexcept {
   // As doubles, because the largest integer itself may not be a float.
   constexpr double least = static_cast<double>(std::numeric_limits<Integer>::min());
   constexpr double beyond = static_cast<double>(std::numeric_limits<Integer>::max() / 2 + 1) * 2;
-  if (isnan(rounded)) return 0;
+  if (isnan(rounded)) return static_cast<Integer>(sizeof(Integer) == 8 ? 1ull << 63 : 0);
   if (rounded >= beyond) return std::numeric_limits<Integer>::max();
   return rounded <= least ? std::numeric_limits<Integer>::min() : static_cast<Integer>(rounded);
 }
