@@ -60,6 +60,14 @@ unsigned bit(unsigned index) {
   return 1u << index;
 }
 
+// The first of a set that is not empty, counting up or down, and those of a set that come after `index`.
+[[gnu::always_inline]] inline unsigned first(unsigned set, bool down) {
+  return static_cast<unsigned>(down ? 31 - std::countl_zero(set) : std::countr_zero(set));
+}
+[[gnu::always_inline]] inline unsigned after(unsigned set, unsigned index, bool down) {
+  return set & (down ? bit(index) - 1 : ~1u << index);
+}
+
 // "lane 3", "lanes 0-3, 8"
 std::string lanes_text(unsigned set) {
   std::string text = std::has_single_bit(set) ? "lane " : "lanes ";
@@ -206,6 +214,7 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
   block_ = block;
   solo_.reset(1);
   groups_[0] = {cluster != nullptr ? &cluster->barrier : &solo_, 0, false, 0};
+  order_ = launch.options.order;
   groups_[1] = {grid_barrier, 0, false, 0};
   random_state_ =
       launch.options.seed * 0x9e3779b97f4a7c15u + (uint64_t{block.z} << 42 ^ uint64_t{block.y} << 21 ^ block.x);
@@ -366,7 +375,11 @@ void BlockRunner::suspend(Turn turn) {
     next = release_someone(turn);
   if (next == self) return;
   if (warps_[next / warp_size].unstarted & bit(next % warp_size)) prepare_start(next);
-  __builtin_prefetch(contexts_[(next + 1) % max_threads]);  // the stack that is most likely to follow
+  // The stack that is most likely to follow.
+  const char* const following = reinterpret_cast<const char*>(contexts_[(next + 1) % max_threads]);
+  __builtin_prefetch(following);
+  __builtin_prefetch(following + 64);
+  __builtin_prefetch(following + 128);
   become(next);
   switch_to(contexts_[next], fiber_of_[next], &contexts_[self], &fake_stacks_[self]);
 }
@@ -400,13 +413,8 @@ uint64_t BlockRunner::random() {  // splitmix64 [Steele, Lea, Flood 2014]
 // Takes the next thread out of the ready ones, in the order that the options ask for.
 unsigned BlockRunner::pick(Turn turn) {
   if (ready_warps_ == 0) return nobody;
-  const Order order = launch_->options.order;
-  const auto first = [order](unsigned set) {
-    return static_cast<unsigned>(order == Order::reverse ? 31 - std::countl_zero(set) : std::countr_zero(set));
-  };
-  const auto after = [order](unsigned set, unsigned index) {
-    return order == Order::reverse ? set & (bit(index) - 1) : set & ~1u << index;
-  };
+  const Order order = order_;
+  const bool down = order == Order::reverse;
   const auto any = [this](unsigned set) {
     const int turned = static_cast<int>(random() % 32);
     return (static_cast<unsigned>(std::countr_zero(std::rotr(set, turned))) + static_cast<unsigned>(turned)) % 32;
@@ -420,15 +428,15 @@ unsigned BlockRunner::pick(Turn turn) {
     lane = any(warps_[warp].ready);
   } else {
     constexpr unsigned most_turns_in_warp = 4096;  // so that a warp that loops cannot keep the others from their turn
-    const unsigned later = after(warps_[warp].ready, current_ % warp_size);
+    const unsigned later = after(warps_[warp].ready, current_ % warp_size, down);
     if (turn != Turn::start_over && later != 0 && ++turns_in_warp_ < most_turns_in_warp) {
-      lane = first(later);
+      lane = first(later, down);
     } else if (turn == Turn::stay && warps_[warp].ready != 0 && turns_in_warp_ < most_turns_in_warp) {
-      lane = first(warps_[warp].ready);
+      lane = first(warps_[warp].ready, down);
     } else {
-      const unsigned later_warps = turn == Turn::start_over ? 0 : after(ready_warps_, warp);
-      warp = first(later_warps != 0 ? later_warps : ready_warps_);
-      lane = first(warps_[warp].ready);
+      const unsigned later_warps = turn == Turn::start_over ? 0 : after(ready_warps_, warp, down);
+      warp = first(later_warps != 0 ? later_warps : ready_warps_, down);
+      lane = first(warps_[warp].ready, down);
       turns_in_warp_ = 0;
     }
   }
@@ -678,7 +686,8 @@ int BlockRunner::barrier(BarrierKind kind, int predicate, const char* name, Site
     barrier_.name = name;
     barrier_.site = site;
     barrier_.count = 0;
-  } else if (barrier_.line_differs(kind, site)) [[unlikely]] {
+  } else if (barrier_.kind != kind || barrier_.site.line != site.line ||
+             (barrier_.site.file != site.file && std::strcmp(barrier_.site.file, site.file) != 0)) [[unlikely]] {
     refuse_barrier(name, site);
   }
   warps_[current_ / warp_size].at_barrier |= bit(current_ % warp_size);
@@ -698,11 +707,6 @@ void BlockRunner::refuse_barrier(const char* name, Site site) {
                      barrier_.name, barrier_.site.file, barrier_.site.line),
          {site.file, site.line});
   abandon();
-}
-
-bool BlockRunner::BlockBarrier::line_differs(BarrierKind other_kind, Site other) const {
-  return other_kind != kind || other.line != site.line ||
-         (other.file != site.file && std::strcmp(other.file, site.file) != 0);
 }
 
 void BlockRunner::release_barrier() {

@@ -91,9 +91,10 @@ class BlockRunner {
   static BlockRunner* current();
 
   // Called by running threads, through the functions of simt/engine.h.
-  uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source, const char* name, Site site);
+  [[gnu::always_inline]] inline uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source,
+                                                    const char* name, Site site);
   unsigned converge(const char* name, Site site);
-  int barrier(BarrierKind kind, int predicate, const char* name, Site site);
+  [[gnu::always_inline]] inline int barrier(BarrierKind kind, int predicate, const char* name, Site site);
   void group_arrive(Group group, const char* name, Site site);
   void group_wait(Group group, const char* name, Site site);
   void* map_to_rank(const void* shared, unsigned rank, const char* name, Site site);
@@ -159,8 +160,6 @@ class BlockRunner {
     Site site{};
     int count = 0;   // of predicates that are true
     int result = 0;  // of the last barrier
-
-    bool line_differs(BarrierKind other_kind, Site other) const;
   };
 
   struct GroupState {
@@ -219,7 +218,7 @@ class BlockRunner {
   void wait_at(Lane& lane, const char* name, Site site);
   uint64_t random();
 
-  bool same_place(const Lane& lane, const char* name, Site site) const;
+  [[gnu::always_inline]] inline bool same_place(const Lane& lane, const char* name, Site site) const;
   std::string prefix(unsigned thread, const SourceLine& at) const;
   void record(cudaError_t code, unsigned thread, const std::string& what, const SourceLine& at);
   void record_waiting(const std::string& what);
@@ -238,6 +237,7 @@ class BlockRunner {
   unsigned alive_ = 0;
   unsigned current_ = 0;  // the running thread, by its number in the block
   unsigned turns_in_warp_ = 0;
+  Order order_{};
   uint64_t random_state_ = 0;
   unsigned ready_warps_ = 0;
   std::array<Warp, max_warps> warps_;

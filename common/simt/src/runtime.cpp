@@ -556,6 +556,17 @@ cudaError_t run_request(const LaunchRequest& request) {
 
 }  // namespace
 
+cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
+  if (kernel == nullptr) return remember_error(cudaErrorInvalidDeviceFunction);
+  static std::mutex mutex;
+  static std::map<const void*, std::string> names;
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = names.try_emplace(kernel);
+  if (is_new) entry->second = function_name(kernel);
+  *name = entry->second.c_str();
+  return sticky_error;
+}
+
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   if (kernel == nullptr) return remember_error(cudaErrorInvalidDeviceFunction);
   *attributes = {};
