@@ -14,17 +14,17 @@
 namespace worklog {
 namespace {
 
-// Keeps the shapes of the launches while it lives. One at a time.
+// Keeps the launches that are made while it lives. One at a time.
 class LaunchRecorder {
  public:
-  explicit LaunchRecorder(std::vector<LaunchShape>& launches) {
+  explicit LaunchRecorder(std::vector<KernelLaunch>& launches) {
     recorded = &launches;
-    launch_observer = [](const void*, const LaunchShape& shape) { recorded->push_back(shape); };
+    launch_observer = [](const void* kernel, const LaunchShape& shape) { recorded->push_back({kernel, shape}); };
   }
   ~LaunchRecorder() { launch_observer = nullptr; }
 
  private:
-  static inline std::vector<LaunchShape>* recorded = nullptr;
+  static inline std::vector<KernelLaunch>* recorded = nullptr;
 };
 
 // What is recorded for this input and type: the smallest shape, and whether the problem is at least of that size.
@@ -113,8 +113,7 @@ std::string Check::headline() const {
     case Verdict::expected_failure:
       return fmt::format("fails, as recorded{}", when);
     case Verdict::permitted_failure:
-      return fmt::format("fails, and may: it is recorded to from {} on{}",
-                         expectation.substr(expectation.find("from ") + 5), when);
+      return fmt::format("fails, and may (it {}){}", expectation, when);
     case Verdict::unexpected_pass:
       return fmt::format("FAILED: expected to fail on {} and did not{}", name_of(options.input), when);
     case Verdict::failed:
@@ -168,16 +167,6 @@ Check check_results(const Problem& problem, const Variant& variant, const Worksp
   }
   judge(check, variant);
   return check;
-}
-
-std::string describe_launches(const std::vector<LaunchShape>& launches) {
-  std::string text;
-  for (const LaunchShape& shape : launches) {
-    const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-    const uint64_t threads = uint64_t{shape.block.x} * shape.block.y * shape.block.z;
-    text += fmt::format("{}{} x {}", text.empty() ? "" : " + ", blocks, threads);
-  }
-  return text;
 }
 
 bool device_is_lost() {

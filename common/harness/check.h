@@ -7,6 +7,7 @@
 #include "common/harness/launch.cuh"
 #include "common/harness/problem.h"
 #include "common/harness/program.h"
+#include "common/harness/resources.h"
 #include "common/harness/workspace.h"
 
 namespace worklog {
@@ -29,9 +30,9 @@ struct Check {
   int64_t misalign = 0;
   bool after_timing = false;  // what the timed launches left, rather than a launch of its own
   Comparison comparison;
-  std::vector<std::string> damage;    // writes outside the tensors, changed inputs
-  std::string error;                  // of the launch or the kernel; then nothing was compared
-  std::vector<LaunchShape> launches;  // of kernels, in order; none where the variant does not use launch()
+  std::vector<std::string> damage;     // writes outside the tensors, changed inputs
+  std::string error;                   // of the launch or the kernel; then nothing was compared
+  std::vector<KernelLaunch> launches;  // in order; none where the variant does not use launch()
   Verdict verdict = Verdict::failed;
   std::string expectation;  // "fails from 1000 x 1000"; empty where none is recorded for this input and type
 
@@ -48,9 +49,6 @@ Check run_check(const Problem& problem, const Variant& variant, const Variant::I
 
 // Judges what is in the workspace now, without a launch.
 Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign);
-
-// "4 x 256", blocks and threads of each launch; "" for none.
-std::string describe_launches(const std::vector<LaunchShape>& launches);
 
 // Whether a kernel has left an error that every later call returns.
 bool device_is_lost();

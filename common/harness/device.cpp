@@ -40,7 +40,7 @@ Device current_device() {
   check_cuda(cudaGetDeviceProperties(&properties, id), "asking for the device's properties");
   Device device;
   device.name = properties.name;
-  device.short_name = short_name_of(properties.name);
+  device.short_name = on_cpu_layer() ? "cpu" : short_name_of(properties.name);
   device.major = properties.major;
   device.minor = properties.minor;
   device.multiprocessors = properties.multiProcessorCount;

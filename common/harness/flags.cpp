@@ -7,6 +7,7 @@
 #include <charconv>
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <limits>
 #include <string_view>
 
 namespace worklog {
@@ -45,6 +46,15 @@ std::vector<int64_t> numbers(std::string_view flag, const std::string& list, int
     values.push_back(*value);
   }
   return values;
+}
+
+double real_number(std::string_view flag, const std::string& word, double least, double most) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size() || !(value >= least && value <= most)) {
+    throw RequestError(fmt::format("{} takes a number from {} to {}; it was given '{}'", flag, least, most, word));
+  }
+  return value;
 }
 
 std::vector<Shape> shapes_of(const std::string& list) {
@@ -97,11 +107,12 @@ std::vector<Thing> in_variants(const std::vector<const Variant*>& variants, cons
   return things;
 }
 
+// A name must be an optional tensor of some operation; one that needs the tensor is still given it.
 void check_without(const Request& request) {
   for (const std::string& name : request.without) {
     std::vector<std::string_view> allowed;
-    for (const Operation operation : request.operations) {
-      for (const TensorSpec& spec : tensors_of(operation)) {
+    for (int each = 0; each <= static_cast<int>(Operation::batchnorm_backward); ++each) {
+      for (const TensorSpec& spec : tensors_of(static_cast<Operation>(each))) {
         if (spec.optional && std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) {
           allowed.push_back(spec.name);
         }
@@ -118,6 +129,7 @@ void check_without(const Request& request) {
 
 Request parse_flags(const Program& program, int argc, char** argv) {
   Request request;
+  request.bare = argc <= 1;
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
@@ -127,7 +139,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
 
   std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal",
               variant = "all", operation = "all", without, layout = "channels_last", modes = "cold,warm,graph",
-              row_padding = "0", misalign = "0", pixels = "1";
+              row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6", momentum = "0.1", seed = "1",
+              max_seconds = "0.5";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -151,24 +164,24 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
        problem);
-  what(app.add_option("--without", without, "optional tensors to pass as null: gamma,beta,mean,rstd"), problem);
+  what(app.add_option("--without", without, "tensors to pass as null where they are optional: gamma,beta,mean,rstd"),
+       problem);
   what(app.add_option("--pixels", pixels, "BatchNorm: height times width"), problem);
   what(app.add_option("--layout", layout, "BatchNorm: channels_last or channels_first"), problem);
-  what(app.add_option("--eps", request.eps, "added to the variance, inside the root"), problem)->capture_default_str();
-  what(app.add_option("--momentum", request.momentum, "BatchNorm: weight of the new running statistics"), problem)
-      ->capture_default_str();
-  what(app.add_option("--seed", request.seed, "of the inputs"), problem)->capture_default_str();
+  what(app.add_option("--eps", eps, "added to the variance, inside the root"), problem);
+  what(app.add_option("--momentum", momentum, "BatchNorm: weight of the new running statistics"), problem);
+  what(app.add_option("--seed", seed, "of the inputs"), problem);
 
   constexpr const char* run = "Run";
   what(app.add_flag("--list", request.list,
                     "list variants, operations, types, limits, expectations and inputs, and exit"),
        run);
   what(app.add_flag("--check-only", request.check_only, "check, do not time"), run);
+  what(app.add_flag("--resources", request.resources,
+                    "show each kernel's registers, shared memory, spills and occupancy"),
+       run);
   CLI::Option* time_flag = what(app.add_option("--time", modes, "how to time: of cold,warm,graph"), run);
-  what(app.add_option("--max-seconds-per-timing", request.max_seconds_per_timing,
-                      "samples are taken no longer than this"),
-       run)
-      ->capture_default_str();
+  what(app.add_option("--max-seconds-per-timing", max_seconds, "samples are taken no longer than this"), run);
   what(app.add_option("--json", request.json, "write the results to this file, as Google Benchmark does"), run);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
   app.footer(
@@ -233,10 +246,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
   if (!without.empty()) request.without = split(without);
   check_without(request);
-  if (!(request.max_seconds_per_timing > 0 && request.max_seconds_per_timing <= 3600)) {
-    throw RequestError(fmt::format("--max-seconds-per-timing must be more than 0 and at most 3600; it is {}",
-                                   request.max_seconds_per_timing));
-  }
+  request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
+  request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
+  request.seed = static_cast<uint64_t>(one("--seed", seed, 0, std::numeric_limits<int64_t>::max()));
+  request.max_seconds_per_timing = real_number("--max-seconds-per-timing", max_seconds, 1e-3, 3600);
   return request;
 }
 

@@ -43,6 +43,8 @@ struct Request {
 
   bool check_only = false;
   bool list = false;
+  bool resources = false;  // show what the kernels take of a multiprocessor
+  bool bare = false;       // no flag was given at all: the run is to be short
   std::vector<TimingMode> modes;
   bool modes_by_name = false;  // else a graph is only timed where the operation is small
   double max_seconds_per_timing = 0.5;

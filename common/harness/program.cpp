@@ -5,8 +5,9 @@
 
 #include <cstdio>
 #include <exception>
-#include <new>
-#include <set>
+#include <filesystem>
+#include <optional>
+#include <system_error>
 
 #include "common/harness/device.h"
 #include "common/harness/flags.h"
@@ -84,6 +85,15 @@ void take_benchmark_flags(const std::string& stage, const std::vector<std::strin
     throw RequestError(fmt::format("{} is no flag of Google Benchmark, or its value is not valid", argv[1]));
 }
 
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    throw RequestError(
+        fmt::format("--save-tensors takes a folder that can be written to; '{}': {}", path, error.message()));
+  }
+}
+
 int run_request(const Program& program, int argc, char** argv) {
   const Request request = parse_flags(program, argc, argv);
   if (!request.help.empty()) {
@@ -95,9 +105,13 @@ int run_request(const Program& program, int argc, char** argv) {
     return 0;
   }
   take_benchmark_flags(program.stage(), request.benchmark_flags);
+  // All that can be wrong with the request is found before anything is done.
   std::vector<Case> cases = plan(program, request);
+  std::optional<WholeFile> json_file;
+  if (!request.json.empty()) json_file.emplace(request.json);
+  if (!request.save_tensors.empty()) make_folder(request.save_tensors);
   const Device device = current_device();
-  Session session(program, request, device, std::move(cases));
+  Session session(program, request, device, std::move(cases), std::move(json_file));
   print_header(program, device);
   session.check_all();
   if (!on_cpu_layer() && !request.check_only) session.time_all();

@@ -81,6 +81,20 @@ std::string json_of_stream(const Timing& timing) {
                               name_of(timing.options.dtype), timing.options.rows, timing.options.cols)));
 }
 
+std::string json_of(const KernelResources& kernel, const VariantResources& of, const std::string& stage) {
+  const ProblemOptions& o = of.options;
+  return fmt::format(
+      "    {{\"stage\": {}, \"variant\": {}, \"operation\": {}, \"dtype\": {}, \"rows\": {}, \"cols\": {}, \"pixels\": "
+      "{}, "
+      "\"kernel\": {}, \"blocks\": {}, \"threads\": {}, \"cluster\": {}, \"registers\": {}, \"static_shared_bytes\": "
+      "{}, "
+      "\"dynamic_shared_bytes\": {}, \"local_bytes\": {}, \"blocks_per_multiprocessor\": {}, \"occupancy\": {}}}",
+      json_string(stage), json_string(of.variant), json_string(name_of(o.operation)), json_string(name_of(o.dtype)),
+      o.rows, o.cols, o.pixels, json_string(kernel.kernel), kernel.blocks, kernel.threads, kernel.cluster,
+      kernel.registers, kernel.static_shared_bytes, kernel.dynamic_shared_bytes, kernel.local_bytes,
+      kernel.blocks_per_multiprocessor, json_number(kernel.occupancy));
+}
+
 std::string joined(const std::vector<std::string>& entries) {
   std::string text;
   for (const std::string& entry : entries) text += fmt::format("{}{}", text.empty() ? "" : ",\n", entry);
@@ -97,6 +111,7 @@ std::string shape_of(const ProblemOptions& options) {
 std::string Table::line(const std::vector<std::string>& cells) const {
   std::string text = " ";
   for (size_t i = 0; i < cells.size(); ++i) {
+    if (!columns_[i].shown) continue;
     const size_t width = std::max(columns_[i].width, columns_[i].title.size());
     text += columns_[i].right ? fmt::format(" {:>{}} ", cells[i], width) : fmt::format(" {:<{}} ", cells[i], width);
   }
@@ -142,7 +157,7 @@ void JsonReporter::ReportRuns(const std::vector<Run>& runs) {
 
 std::string JsonReporter::document(const std::vector<std::pair<std::string, std::string>>& context,
                                    const std::string& stage, const std::vector<Check>& checks,
-                                   const std::vector<Timing>& timings) {
+                                   const std::vector<Timing>& timings, const std::vector<VariantResources>& resources) {
   if (!begun_) ReportContext(Context());
   json_.Finalize();
   std::string text = out_.str();
@@ -165,8 +180,12 @@ std::string JsonReporter::document(const std::vector<std::pair<std::string, std:
   }
   text.erase(closing);
   text.erase(text.find_last_not_of(" \n") + 1);
-  text += fmt::format(",\n  \"checks\": [\n{}  ],\n  \"streams\": [\n{}  ]\n}}\n", joined(check_entries),
-                      joined(stream_entries));
+  std::vector<std::string> resource_entries;
+  for (const VariantResources& each : resources) {
+    for (const KernelResources& kernel : each.kernels) resource_entries.push_back(json_of(kernel, each, stage));
+  }
+  text += fmt::format(",\n  \"checks\": [\n{}  ],\n  \"streams\": [\n{}  ],\n  \"resources\": [\n{}  ]\n}}\n",
+                      joined(check_entries), joined(stream_entries), joined(resource_entries));
   text.insert(opening + context_opens.size(), entries);
   return text;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/harness/check.h"
+#include "common/harness/resources.h"
 #include "common/harness/statistics.h"
 #include "common/harness/timing.h"
 
@@ -25,6 +26,7 @@ class Table {
     std::string title;
     size_t width = 0;  // of the widest cell that is expected
     bool right = false;
+    bool shown = true;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   // The title line is printed before the first row.
@@ -59,7 +61,14 @@ struct Timing {
   double share() const { return baseline.median_seconds / summary.median; }
 };
 
-// Collects Google Benchmark's own JSON, to which our context, checks and streams are added.
+// What the kernels of a variant take at one shape.
+struct VariantResources {
+  std::string variant;
+  ProblemOptions options;
+  std::vector<KernelResources> kernels;  // in the order of their launches
+};
+
+// Collects Google Benchmark's own JSON, to which our context, checks, streams and resources are added.
 class JsonReporter : public benchmark::BenchmarkReporter {
  public:
   JsonReporter();
@@ -68,7 +77,8 @@ class JsonReporter : public benchmark::BenchmarkReporter {
 
   // The whole document. `context` is added to Google Benchmark's, all values as strings, as it writes its own.
   std::string document(const std::vector<std::pair<std::string, std::string>>& context, const std::string& stage,
-                       const std::vector<Check>& checks, const std::vector<Timing>& timings);
+                       const std::vector<Check>& checks, const std::vector<Timing>& timings,
+                       const std::vector<VariantResources>& resources);
 
  private:
   std::ostringstream out_;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <system_error>
 
 #include "common/harness/launch.cuh"
 #include "common/harness/npy.h"
@@ -186,13 +185,15 @@ class Session::TimedProblem {
   const TimedRunner* runner = nullptr;  // what ran on the sets last, and was not yet compared
 };
 
-Session::Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases)
+Session::Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases,
+                 std::optional<WholeFile> json_file)
     : program_(program),
       request_(request),
       device_(device),
       cases_(std::move(cases)),
+      json_file_(std::move(json_file)),
       check_table_({{"variant", longest_name(request)},
-                    {"operation", longest_operation(request)},
+                    {"operation", longest_operation(request), false, request.operations.size() > 1},
                     {"type"},
                     {"rows x cols", longest_shape(request), true},
                     {"input", longest_input(request)},
@@ -200,7 +201,7 @@ Session::Session(const Program& program, const Request& request, const Device& d
                     {"max error", 12, true},
                     {"verdict"}}),
       timing_table_({{"variant", longest_name(request)},
-                     {"operation", longest_operation(request)},
+                     {"operation", longest_operation(request), false, request.operations.size() > 1},
                      {"type"},
                      {"rows x cols", longest_shape(request), true},
                      {"mode", 5},
@@ -213,18 +214,7 @@ Session::Session(const Program& program, const Request& request, const Device& d
   const auto& inputs = request_.inputs;
   timed_input_ =
       std::find(inputs.begin(), inputs.end(), Input::normal) != inputs.end() ? Input::normal : inputs.front();
-  if (!request_.json.empty()) {
-    json_file_.emplace(request_.json);
-    clocks_before_ = ask_nvidia_smi("clocks.sm,clocks.mem,temperature.gpu,power.draw");
-  }
-  if (!request_.save_tensors.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(request_.save_tensors, error);
-    if (error) {
-      throw RequestError(fmt::format("--save-tensors takes a folder that can be written to; '{}': {}",
-                                     request_.save_tensors, error.message()));
-    }
-  }
+  if (json_file_) clocks_before_ = ask_nvidia_smi("clocks.sm,clocks.mem,temperature.gpu,power.draw");
 }
 
 Session::~Session() = default;
@@ -268,11 +258,48 @@ void Session::check_case(const Case& each, Input input) {
     }
     if (!request_.save_tensors.empty() && check.error.empty())
       save_tensors(problem, *workspace, runner.variant->name());
+    if (input == request_.inputs.front() && check.error.empty()) note_resources(check);
     const bool error = !check.error.empty();
     report(std::move(check));
     if (error && device_is_lost()) {
       lost_ = true;
       return;
+    }
+  }
+}
+
+void Session::note_resources(const Check& check) {
+  if (!request_.resources || check.launches.empty()) return;
+  VariantResources& of = resources_.emplace_back(VariantResources{check.variant, check.options, {}});
+  for (const KernelLaunch& launch : check.launches) of.kernels.push_back(resources_of(launch));
+}
+
+void Session::print_resources() const {
+  const auto count = [](int64_t number) { return fmt::format("{}", number); };
+  size_t longest_kernel = 0;
+  for (const VariantResources& of : resources_) {
+    for (const KernelResources& k : of.kernels) longest_kernel = std::max(longest_kernel, k.kernel.size());
+  }
+  fmt::print("\nwhat the kernels take: registers and spilled or local bytes of a thread, shared bytes of a block{}\n",
+             on_cpu_layer() ? " (- is what the CPU layer cannot say)" : "");
+  Table table({{"variant", longest_name(request_)},
+               {"type"},
+               {"rows x cols", longest_shape(request_), true},
+               {"kernel", longest_kernel},
+               {"blocks x threads", 0, true},
+               {"registers", 0, true},
+               {"local", 0, true},
+               {"shared", 6, true},
+               {"dynamic", 0, true},
+               {"blocks per SM", 0, true},
+               {"occupancy", 0, true}});
+  for (const VariantResources& of : resources_) {
+    for (const KernelResources& k : of.kernels) {
+      table.print_row({of.variant, std::string(name_of(of.options.dtype)), shape_of(of.options), k.kernel,
+                       fmt::format("{} x {}", k.blocks, k.threads), on_cpu_layer() ? "-" : count(k.registers),
+                       on_cpu_layer() ? "-" : count(k.local_bytes), count(k.static_shared_bytes),
+                       count(k.dynamic_shared_bytes), on_cpu_layer() ? "-" : count(k.blocks_per_multiprocessor),
+                       on_cpu_layer() ? "-" : fmt::format("{:.0f} %", 100 * k.occupancy)});
     }
   }
 }
@@ -390,8 +417,13 @@ void Session::measure(benchmark::State& state, const TimedRunner& timed, TimingM
   timing.max_ulp_error = timed.check.comparison.max_ulp_error;
   timing.launches = describe_launches(timed.check.launches);
 
-  const Sampling sampling = {.max_seconds = request_.max_seconds_per_timing};
-  const Sampling brief = {.max_seconds = request_.max_seconds_per_timing / 5};
+  // A run without flags is over in seconds, however many variants there are. A timing comes with four brief ones.
+  constexpr double bare_seconds = 7;
+  const double timings = static_cast<double>(to_time_.size() * request_.modes.size());
+  const double most_seconds = request_.bare ? std::min(request_.max_seconds_per_timing, bare_seconds / (1.8 * timings))
+                                            : request_.max_seconds_per_timing;
+  const Sampling sampling = {.max_seconds = most_seconds};
+  const Sampling brief = {.max_seconds = most_seconds / 5};
   const TimedOperation operation = [&](int set, cudaStream_t stream) {
     timed.runner->implementation->launch(timed_->sets[set].arguments(), stream);
   };
@@ -474,8 +506,8 @@ std::vector<std::pair<std::string, std::string>> Session::context() const {
   std::vector<std::pair<std::string, std::string>> entries = {
       {"stage", program_.stage()},
       {"backend", on_cpu_layer() ? "cpu" : "gpu"},
-      {"gpu", device_.short_name},
-      {"device", device_.name},
+      {"gpu", device_.name},
+      {"gpu_short", device_.short_name},
       {"compute_capability", fmt::format("{}.{}", device_.major, device_.minor)},
       {"multiprocessors", fmt::format("{}", device_.multiprocessors)},
       {"l2_bytes", fmt::format("{}", device_.l2_bytes)},
@@ -511,21 +543,22 @@ int Session::finish() {
     if (check.after_timing) ++again;
     if (!check.after_timing || !is_accepted(check.verdict)) ++count[check.verdict];
   }
-  std::vector<std::string> parts = {fmt::format("{} passed", count[Verdict::passed])};
-  if (count[Verdict::expected_failure])
-    parts.push_back(fmt::format("{} fail, as recorded", count[Verdict::expected_failure]));
-  if (count[Verdict::permitted_failure])
-    parts.push_back(fmt::format("{} fail, and may", count[Verdict::permitted_failure]));
   const int failed = count[Verdict::failed] + count[Verdict::unexpected_pass];
-  parts.push_back(fmt::format("{} FAILED", failed));
-  fmt::print("\n{} checks: {}", checks_.size() - again, fmt::join(parts, ", "));
+  fmt::print("\n{} checks: {} passed", checks_.size() - again, count[Verdict::passed]);
+  const auto add = [](int number, std::string_view what) {
+    if (number > 0) fmt::print(", {} {}", number, what);
+  };
+  add(count[Verdict::expected_failure], "fail, as recorded");
+  add(count[Verdict::permitted_failure], "fail, and may");
+  add(failed, "FAILED");
   if (again > 0) fmt::print("; {} results were compared again after timing", again);
   fmt::print("\n");
   if (lost_) fmt::print("stopped there: a kernel left an error that nothing can follow\n");
   if (timing_errors_ > 0) fmt::print("{} timings could not be taken\n", timing_errors_);
 
+  if (request_.resources) print_resources();
   if (json_file_) {
-    json_file_->write(json_.document(context(), program_.stage(), checks_, timings_));
+    json_file_->write(json_.document(context(), program_.stage(), checks_, timings_, resources_));
     fmt::print("results written to {}\n", request_.json);
   }
   return failed > 0 || lost_ || timing_errors_ > 0 ? 1 : 0;

@@ -33,7 +33,9 @@ std::vector<Case> plan(const Program& program, const Request& request);
 
 class Session {
  public:
-  Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases);
+  // The program and the request must outlive the session. `json_file` is where the results go, if anywhere.
+  Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases,
+          std::optional<WholeFile> json_file);
   ~Session();
 
   // Each variant on each input. Stops where a kernel has left an error that nothing can follow.
@@ -55,6 +57,8 @@ class Session {
   void check_case(const Case& each, Input input);
   void save_tensors(const Problem& problem, const Workspace& workspace, const std::string& variant) const;
   void report(Check check);
+  void note_resources(const Check& check);
+  void print_resources() const;
   void register_timings();
   void time_one(benchmark::State& state, const TimedRunner& timed, TimingMode mode);
   void measure(benchmark::State& state, const TimedRunner& timed, TimingMode mode);
@@ -66,12 +70,13 @@ class Session {
   const Request& request_;
   const Device device_;
   const std::vector<Case> cases_;
-  Input timed_input_;
   std::optional<WholeFile> json_file_;
+  Input timed_input_;
   JsonReporter json_;
   Table check_table_, timing_table_;
   std::vector<Check> checks_;
   std::vector<Timing> timings_;
+  std::vector<VariantResources> resources_;
   std::vector<TimedRunner> to_time_;
   int timing_errors_ = 0;
   bool lost_ = false;  // a kernel left an error that nothing can follow

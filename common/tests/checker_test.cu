@@ -120,9 +120,9 @@ class Checker : public testing::Test {
 
 TEST_F(Checker, AcceptsRightResults) {
   const auto right = run_with_fault<Fault::none>;
-  for (const Outcome& outcome :
-       {check(right, "1x1,7x33,64x1024", {"--input", "all"}), check(right, "5x33", {"--row-padding", "3", "--misalign", "1"}),
-        check(right, "5x33", {"--without", "gamma,beta,mean,rstd"}), check(right, "0x8")}) {
+  for (const Outcome& outcome : {check(right, "1x1,7x33,64x1024", {"--input", "all"}),
+                                 check(right, "5x33", {"--row-padding", "3", "--misalign", "1"}),
+                                 check(right, "5x33", {"--without", "gamma,beta,mean,rstd"}), check(right, "0x8")}) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output << outcome.errors;
   }
 }
@@ -225,9 +225,8 @@ TEST_F(Checker, RecordedFailuresCoverWrongNumbersOnly) {
 TEST_F(Checker, LimitsAreSkippedUnlessAskedForByName) {
   Program program("00_faults", "kernels with faults");
   program.add("right", "", run_with_fault<Fault::none>);
-  program.add("narrow", "", run_with_fault<Fault::wrong_at_1023>).limited_to("cols at most 512", [](const auto& options) {
-    return options.cols <= 512;
-  });
+  program.add("narrow", "", run_with_fault<Fault::wrong_at_1023>)
+      .limited_to("cols at most 512", [](const auto& options) { return options.cols <= 512; });
   const Outcome all = run(program, {"--check-only", "--shapes", "3x1023", "--input", "normal"});
   EXPECT_EQ(all.exit_code, 0) << all.output;
   EXPECT_TRUE(all.says("cols at most 512")) << all.output;
@@ -238,9 +237,8 @@ TEST_F(Checker, LimitsAreSkippedUnlessAskedForByName) {
 
 TEST_F(Checker, TakesFunctionObjects) {
   Program program("00_faults", "kernels with faults");
-  program.add("lambda", "", [](const LayerNormForward<float>& p, cudaStream_t stream) {
-    run_with_fault<Fault::none>(p, stream);
-  });
+  program.add("lambda", "",
+              [](const LayerNormForward<float>& p, cudaStream_t stream) { run_with_fault<Fault::none>(p, stream); });
   EXPECT_EQ(run(program, {"--check-only", "--shapes", "3x8"}).exit_code, 0);
 }
 
@@ -250,7 +248,8 @@ TEST_F(Checker, WritesTheResultsAsJson) {
   Program program("00_faults", "kernels with faults");
   program.add("right", "", run_with_fault<Fault::none>);
   program.add("wrong", "", run_with_fault<Fault::writes_nan>);
-  EXPECT_EQ(run(program, {"--check-only", "--shapes", "3x8", "--input", "normal", "--json", path.string()}).exit_code, 1);
+  EXPECT_EQ(run(program, {"--check-only", "--shapes", "3x8", "--input", "normal", "--json", path.string()}).exit_code,
+            1);
   std::ifstream file(path);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   for (const char* part : {"\"context\"", "\"gpu_short\"", "\"source_hash\"", "\"benchmarks\"", "\"checks\"",
