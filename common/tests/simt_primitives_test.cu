@@ -1,4 +1,7 @@
 // Barriers, shuffles, votes, reductions and atomics of the CPU layer, in every order of threads and blocks.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -153,6 +156,27 @@ TEST_P(SimtPrimitives, Shuffles) {
   check_shuffles<double>();
   check_shuffles<long long>();
   check_shuffles<unsigned long long>();
+}
+
+template <class T>
+__global__ void sum_by_shuffles(T* out, T* by_atomics) {
+  T value = T(threadIdx.x % 2 == 0 ? 1.0f : 3.0f);  // sums to 64, and each partial sum has few digits
+  atomicAdd(by_atomics, value);
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(all_lanes, value, offset);
+  out[threadIdx.x] = value;
+}
+
+template <class T>
+void check_sixteen_bits() {
+  DeviceArray<T> out(32), by_atomics(1, T(0.0f));
+  launch(sum_by_shuffles<T>, {.grid = 1, .block = 32}, out, by_atomics);
+  EXPECT_EQ(static_cast<float>(by_atomics.values()[0]), 64.0f);
+  for (const T& value : out.values()) ASSERT_EQ(static_cast<float>(value), 64.0f);
+}
+
+TEST_P(SimtPrimitives, SixteenBitTypes) {
+  check_sixteen_bits<__half>();
+  check_sixteen_bits<__nv_bfloat16>();
 }
 
 __global__ void shuffle_halves_apart(float* out) {

@@ -257,8 +257,8 @@ class BlockRunner {
   std::vector<uint16_t> free_fibers_;
   Context scheduler_ = nullptr;
   void* scheduler_fake_stack_ = nullptr;
-  char* scheduler_stack_ = nullptr;
-  size_t scheduler_stack_bytes_ = 0;
+  [[maybe_unused]] char* scheduler_stack_ = nullptr;  // for the address sanitizer
+  [[maybe_unused]] size_t scheduler_stack_bytes_ = 0;
 
   std::vector<TlsBlock> tls_blocks_;
   size_t poisoned_after_ = ~size_t{0};
