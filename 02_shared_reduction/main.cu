@@ -1,0 +1,19 @@
+// Stage 02: one block per row, a tree in shared memory.
+#include "common/harness/program.h"
+#include "kernels.cuh"
+
+int main(int argc, char** argv) {
+  using namespace worklog;
+  Program program("02_shared_reduction", "one block per row, a tree in shared memory");
+  program
+      .add("interleaved", "two passes; the tree adds neighbours first: bank conflicts", shared_reduction::interleaved)
+      .fails_on(Input::huge, {.cols = 2});
+  program.add("two_pass", "mean, then squared deviations; the tree adds halves", shared_reduction::two_pass)
+      .fails_on(Input::huge, {.cols = 2});
+  program.add("one_pass", "sum and sum of squares together, as the articles have it", shared_reduction::one_pass)
+      .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
+      .fails_on(Input::large_mean, {.cols = 128})
+      .fails_on(Input::tiny_variance, {.cols = 128})
+      .fails_on(Input::huge, {.cols = 2});
+  return program.run(argc, argv);
+}

@@ -1,0 +1,517 @@
+// Statistics that hold on every input, and the final forward kernel for every row length.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "03_warp_shuffle/kernels.cuh"
+#include "04_vectorized/kernels.cuh"
+#include "common/harness/arguments.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog::welford {
+
+using vectorized::first_column;
+using vectorized::Floats;
+using vectorized::load;
+using vectorized::pack;
+using vectorized::Parameter;
+using vectorized::store;
+using vectorized::unpack;
+using vectorized::vector_size;
+using warp_shuffle::all_lanes;
+using warp_shuffle::blocks_for;
+using warp_shuffle::lanes;
+using warp_shuffle::warp_sum;
+
+// [snippet: moments]
+// What is known of some values: how many they are, their mean, and M2, the sum of their squared deviations from it.
+struct Moments {
+  float count;
+  float mean;
+  float m2;
+};
+
+// Welford's step [1962]: one more value. The mean moves by the value's share of the difference; M2 grows by the product
+// of the differences from the old and from the new mean.
+__device__ inline void add_value(Moments& moments, float value) {
+  moments.count += 1.0f;
+  const float difference = value - moments.mean;
+  moments.mean += difference / moments.count;
+  moments.m2 += difference * (value - moments.mean);
+}
+
+// Chan's formula [Chan, Golub, LeVeque 1979]: the moments of two sets of values together.
+__device__ inline Moments merge(const Moments& a, const Moments& b) {
+  const float count = a.count + b.count;
+  const float share = count > 0.0f ? b.count / count : 0.0f;  // two empty sets make an empty one
+  const float difference = b.mean - a.mean;
+  return {count, a.mean + difference * share, a.m2 + b.m2 + difference * difference * a.count * share};
+}
+
+// The moments of all lanes' values, in every lane.
+__device__ inline Moments merge_lanes(Moments moments) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    const Moments other = {__shfl_xor_sync(all_lanes, moments.count, distance),
+                           __shfl_xor_sync(all_lanes, moments.mean, distance),
+                           __shfl_xor_sync(all_lanes, moments.m2, distance)};
+    moments = merge(moments, other);
+  }
+  return moments;
+}
+
+// The moments of all the block's values, in every thread. `scratch` holds one triple for each warp.
+__device__ inline Moments merge_block(Moments moments, Moments* scratch) {
+  const unsigned lane = threadIdx.x % lanes;
+  moments = merge_lanes(moments);
+  if (lane == 0) scratch[threadIdx.x / lanes] = moments;
+  __syncthreads();
+  moments = merge_lanes(lane < blockDim.x / lanes ? scratch[lane] : Moments{});
+  __syncthreads();  // all have read `scratch` before the next row overwrites it
+  return moments;
+}
+// [/snippet]
+
+// [snippet: textbook]
+// Welford's algorithm as the articles have it: a division for each element, and x read again to normalize.
+template <class T, class G>
+__global__ void layernorm_textbook(LayerNormForward<T, G> p) {
+  __shared__ Moments scratch[lanes];
+  const int cols = static_cast<int>(p.cols);
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x = p.x + row * p.x_stride;
+    T* y = p.y + row * p.y_stride;
+    const int first = first_column(x) + static_cast<int>(threadIdx.x) * vector_size<T>;
+
+    Moments moments = {};
+    for (int col = first; col < cols; col += step) {
+      const Floats<T> v = unpack<T>(load(x, col, cols));
+      for (int k = 0; k < vector_size<T>; ++k) {
+        if (col + k >= 0 && col + k < cols) add_value(moments, v.at[k]);
+      }
+    }
+    moments = merge_block(moments, scratch);
+    const float rstd = rsqrtf(moments.m2 / p.cols + p.eps);
+
+    for (int col = first; col < cols; col += step) {
+      Parameter<T, G> gamma, beta;
+      gamma.load(p.gamma, col, cols, 1.0f);
+      beta.load(p.beta, col, cols, 0.0f);
+      store(y, col, cols,
+            pack<T>(vectorized::normalize(unpack<T>(load(x, col, cols)), moments.mean, rstd, gamma, beta)));
+    }
+    vectorized::write_statistics(p, row, moments.mean, rstd);
+  }
+}
+// [/snippet]
+
+// [snippet: chan]
+// A thread's share of a row in registers gives its moments in two small passes, without a division per element; then
+// one round of merges does what took two rounds of sums.
+template <class T, class G, int vectors>
+__global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(LayerNormForward<T, G> p) {
+  __shared__ Moments scratch[lanes];
+  const int cols = static_cast<int>(p.cols);
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x = p.x + row * p.x_stride;
+    T* y = p.y + row * p.y_stride;
+    const int first = first_column(x) + static_cast<int>(threadIdx.x) * vector_size<T>;
+
+    vectorized::RowInRegisters<T, vectors> held;
+    held.load(x, first, step, cols);
+    Moments moments = {};
+    for (int i = 0; i < vectors; ++i) {
+      const int col = first + i * step;
+      const int begin = col < 0 ? 0 : col;
+      const int end = col + vector_size<T> < cols ? col + vector_size<T> : cols;
+      if (end > begin) moments.count += static_cast<float>(end - begin);
+    }
+    moments.mean = moments.count > 0.0f ? held.sum() / moments.count : 0.0f;
+    moments.m2 = held.squared_deviations(moments.mean, first, step, cols);
+    moments = merge_block(moments, scratch);
+    const float rstd = rsqrtf(moments.m2 / p.cols + p.eps);
+
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const int col = first + i * step;
+      if (col >= cols) break;
+      Parameter<T, G> gamma, beta;
+      gamma.load(p.gamma, col, cols, 1.0f);
+      beta.load(p.beta, col, cols, 0.0f);
+      store(y, col, cols, pack<T>(vectorized::normalize(unpack<T>(held.bits[i]), moments.mean, rstd, gamma, beta)));
+    }
+    vectorized::write_statistics(p, row, moments.mean, rstd);
+  }
+}
+// [/snippet]
+
+// --- The final kernel ------------------------------------------------------------------------------------------------
+//
+// Three steps: load, statistics, store. A row belongs to a *team* of threads: some lanes of a warp, a block, or a
+// cluster of blocks. The steps know a team only by its size, its thread's number and its sum.
+
+inline constexpr int threads_of_lane_teams = 128;
+inline constexpr int most_threads_of_a_block = 1024;
+inline constexpr int largest_cluster = 8;  // blocks: what every device with clusters can run
+
+// [snippet: teams]
+// `width` neighbouring lanes: 32 / width rows to a warp. All lanes of a warp take part in its shuffles, also those
+// whose row is beyond the last.
+template <int width>
+struct LaneTeam {
+  __device__ int size() const { return width; }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x) % width; }
+  __device__ int64_t rows_at_once() const { return int64_t{gridDim.x} * blockDim.x / width; }
+  __device__ int64_t first_row() const { return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width; }
+  __device__ float sum(float value) { return warp_sum<width>(value); }
+  __device__ bool any(bool value) const { return __any_sync(all_lanes, value); }
+};
+
+// The threads of a block.
+struct BlockTeam {
+  float* scratch;  // two floats for each warp, used in turn, so that a sum needs one barrier and not two
+  int turn = 0;
+
+  __device__ int size() const { return static_cast<int>(blockDim.x); }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ int64_t rows_at_once() const { return gridDim.x; }
+  __device__ int64_t first_row() const { return blockIdx.x; }
+  __device__ float sum(float value) {
+    const int lane = thread() % lanes;
+    float* sums = scratch + turn * lanes;
+    turn ^= 1;
+    value = warp_sum(value);
+    if (lane == 0) sums[thread() / lanes] = value;
+    __syncthreads();
+    return warp_sum(lane < size() / lanes ? sums[lane] : 0.0f);
+  }
+  __device__ bool any(bool value) const { return value; }  // what sums decide, all threads decide alike
+};
+
+// The threads of a cluster of blocks, which can write into each other's shared memory.
+struct ClusterTeam {
+  cooperative_groups::cluster_group cluster;
+  BlockTeam block;
+  float* sums;  // two floats for each block of the cluster, used in turn
+  int turn = 0;
+
+  __device__ int blocks() const { return static_cast<int>(cluster.num_blocks()); }
+  __device__ int size() const { return block.size() * blocks(); }
+  __device__ int thread() const { return static_cast<int>(cluster.block_rank()) * block.size() + block.thread(); }
+  __device__ int64_t rows_at_once() const { return gridDim.x / blocks(); }
+  __device__ int64_t first_row() const { return blockIdx.x / blocks(); }
+  __device__ float sum(float value) {
+    value = block.sum(value);
+    float* mine = sums + turn * largest_cluster;
+    turn ^= 1;
+    if (block.thread() < blocks()) cluster.map_shared_rank(mine, block.thread())[cluster.block_rank()] = value;
+    cluster.sync();
+    float total = 0.0f;
+    for (int rank = 0; rank < blocks(); ++rank) total += mine[rank];
+    return total;
+  }
+  __device__ bool any(bool value) const { return value; }
+};
+// [/snippet]
+
+// [snippet: row_share]
+// A thread's share of a row: vectors at every team.size()-th place, in registers, in the storage type.
+//
+// The arithmetic works on d = x * scale - offset. offset is the row's first element, so that a large mean costs no
+// digits: where all values are close together, the difference is exact. Wherever they lie, no element of n is more than
+// sqrt(n) deviations from the mean, so d is never much larger than it has to be. scale is 1, or a small power of two on
+// rows whose squares would overflow.
+template <class T, int vectors>
+struct RowShare {
+  uint4 bits[vectors];
+  int first;  // column of the first vector
+  int step;   // columns from one vector to the next
+  int cols;
+  float scale;
+  float offset;
+
+  __device__ int column(int i) const { return first + i * step; }
+  __device__ bool has(int col) const { return col >= 0 && col < cols; }
+  __device__ bool is_whole(int col) const { return col >= 0 && col + vector_size<T> <= cols; }
+
+  __device__ Floats<T> deviations(int i) const {
+    Floats<T> d = unpack<T>(bits[i]);
+#pragma unroll
+    for (int k = 0; k < vector_size<T>; ++k) d.at[k] = fmaf(d.at[k], scale, -offset);
+    return d;
+  }
+
+  // The sum of f(d) over the row's elements in this share.
+  template <class Function>
+  __device__ float sum(Function f) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const int col = column(i);
+      if (col >= cols) break;
+      const Floats<T> d = deviations(i);
+      if (is_whole(col)) {
+#pragma unroll
+        for (int k = 0; k < vector_size<T>; ++k) sum += f(d.at[k]);
+      } else {
+#pragma unroll
+        for (int k = 0; k < vector_size<T>; ++k) sum += has(col + k) ? f(d.at[k]) : 0.0f;
+      }
+    }
+    return sum;
+  }
+};
+// [/snippet]
+
+// [snippet: load_step]
+template <class T, int vectors>
+__device__ inline void load_row(RowShare<T, vectors>& share, const T* row, int cols, int thread, int team) {
+  share.cols = cols;
+  share.step = team * vector_size<T>;
+  share.first = first_column(row) + thread * vector_size<T>;
+  share.scale = 1.0f;
+  share.offset = vectorized::to_float(row[0]);
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    share.bits[i] = share.column(i) < cols ? load(row, share.column(i), cols) : uint4{};
+  }
+}
+// [/snippet]
+
+// [snippet: statistics_step]
+// Mean and rstd of d = x * scale - offset, in two passes over registers.
+struct Statistics {
+  float mean;
+  float rstd;
+};
+
+template <class T, int vectors, class Team>
+__device__ inline Statistics row_statistics(RowShare<T, vectors>& share, Team& team, float eps) {
+  const float small = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
+  for (;;) {
+    const float mean = team.sum(share.sum([](float d) { return d; })) / share.cols;
+    const float m2 = team.sum(share.sum([mean](float d) { return (d - mean) * (d - mean); }));
+    const bool overflowed = !isfinite(m2) && share.scale == 1.0f;
+    if (!team.any(overflowed)) {
+      return {mean, rsqrtf(m2 / share.cols + eps * share.scale * share.scale)};
+    }
+    if (overflowed) {
+      share.scale = small;
+      share.offset *= small;
+    }
+  }
+}
+// [/snippet]
+
+// [snippet: store_step]
+template <class T, class G, int vectors>
+__device__ inline void store_row(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
+                                 const Statistics& statistics) {
+  T* y = p.y + row * p.y_stride;
+  const float shift = -statistics.mean * statistics.rstd;
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    const int col = share.column(i);
+    if (col >= share.cols) break;
+    Parameter<T, G> gamma, beta;
+    gamma.load(p.gamma, col, share.cols, 1.0f);
+    beta.load(p.beta, col, share.cols, 0.0f);
+    const Floats<T> weight = gamma.unpack();
+    const Floats<T> bias = beta.unpack();
+    Floats<T> v = share.deviations(i);
+#pragma unroll
+    for (int k = 0; k < vector_size<T>; ++k) {
+      v.at[k] = fmaf(fmaf(v.at[k], statistics.rstd, shift), weight.at[k], bias.at[k]);
+    }
+    store(y, col, share.cols, pack<T>(v));
+  }
+}
+
+// What the caller is told is of x, not of d: the mean with the offset put back, both without the scale.
+template <class T, class G, int vectors>
+__device__ inline void write_statistics(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
+                                        const Statistics& statistics) {
+  if (p.mean) p.mean[row] = (statistics.mean + share.offset) / share.scale;
+  if (p.rstd) p.rstd[row] = statistics.rstd * share.scale;
+}
+// [/snippet]
+
+// [snippet: kernel]
+// How many rows a warp works on side by side.
+template <class Team>
+inline constexpr int rows_in_warp = 1;
+template <int width>
+inline constexpr int rows_in_warp<LaneTeam<width>> = lanes / width;
+
+template <class T, class G, int vectors, class Team>
+__device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team) {
+  const int cols = static_cast<int>(p.cols);
+  // The bound is that of the warp's first row: its lanes stay together.
+  const int64_t first_of_warp = team.first_row() - team.first_row() % rows_in_warp<Team>;
+  const int64_t own = team.first_row() - first_of_warp;
+  for (int64_t row = first_of_warp; row < p.rows; row += team.rows_at_once()) {
+    const bool is_there = row + own < p.rows;
+    const int64_t mine = is_there ? row + own : row;
+    RowShare<T, vectors> share;
+    load_row(share, p.x + mine * p.x_stride, cols, team.thread(), team.size());
+    const Statistics statistics = row_statistics(share, team, p.eps);
+    if (!is_there) continue;
+    store_row(share, p, mine, statistics);
+    if (team.thread() == 0) write_statistics(share, p, mine, statistics);
+  }
+}
+
+template <class T, class G, int vectors, int width>
+__global__ void __launch_bounds__(threads_of_lane_teams) layernorm_lanes_per_row(LayerNormForward<T, G> p) {
+  layernorm_rows<T, G, vectors>(p, LaneTeam<width>{});
+}
+
+template <class T, class G, int vectors, int most_threads>
+__global__ void __launch_bounds__(most_threads) layernorm_block_per_row(LayerNormForward<T, G> p) {
+  __shared__ float scratch[2 * lanes];
+  layernorm_rows<T, G, vectors>(p, BlockTeam{scratch});
+}
+
+template <class T, class G, int vectors, int most_threads>
+__global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerNormForward<T, G> p) {
+  __shared__ float scratch[2 * lanes];
+  __shared__ float sums[2 * largest_cluster];
+  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  layernorm_rows<T, G, vectors>(p, ClusterTeam{cluster, {scratch}, sums});
+  cluster.sync();  // no block leaves while another may still write into its shared memory
+}
+// [/snippet]
+
+// [snippet: reread]
+// For rows that fit into no team's registers, and for wide rows on devices without clusters: the same arithmetic, with
+// x read anew in each of its three passes.
+template <class T, class G>
+__global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(LayerNormForward<T, G> p) {
+  __shared__ float scratch[2 * lanes];
+  BlockTeam team{scratch};
+  const int cols = static_cast<int>(p.cols);
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x = p.x + row * p.x_stride;
+    RowShare<T, 1> share;
+    load_row(share, x, cols, team.thread(), team.size());
+    const int first = share.first;
+
+    Statistics statistics;
+    const float small = 0x1p-80f;
+    for (;;) {
+      const auto sum_over_row = [&](auto f) {
+        float sum = 0.0f;
+        for (share.first = first; share.first < cols; share.first += share.step) {
+          share.bits[0] = load(x, share.first, cols);
+          sum += share.sum(f);
+        }
+        return team.sum(sum);
+      };
+      const float mean = sum_over_row([](float d) { return d; }) / cols;
+      const float m2 = sum_over_row([mean](float d) { return (d - mean) * (d - mean); });
+      statistics = {mean, rsqrtf(m2 / cols + p.eps * share.scale * share.scale)};
+      if (isfinite(m2) || share.scale != 1.0f) break;
+      share.scale = small;
+      share.offset *= small;
+    }
+    for (share.first = first; share.first < cols; share.first += share.step) {
+      share.bits[0] = load(x, share.first, cols);
+      store_row(share, p, row, statistics);
+    }
+    if (team.thread() == 0) write_statistics(share, p, row, statistics);
+  }
+}
+// [/snippet]
+
+// [snippet: dispatch]
+struct Device {
+  int multiprocessors;
+  bool has_clusters;
+};
+
+inline Device current_device() {
+  int device = 0;
+  int multiprocessors = 0;
+  int has_clusters = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "asking for the device");
+  check_cuda(cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, device), "asking for the device");
+  return {multiprocessors, has_clusters != 0};
+}
+
+template <class T, class G, int vectors, int width>
+void launch_lanes(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(p.rows, threads_of_lane_teams / width);
+  launch(layernorm_lanes_per_row<T, G, vectors, width>,
+         {.grid = blocks, .block = threads_of_lane_teams, .stream = stream}, p);
+}
+
+template <class T, class G, int vectors, int most_threads>
+void launch_block(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  launch(layernorm_block_per_row<T, G, vectors, most_threads>,
+         {.grid = blocks_for(p.rows, 1), .block = vectorized::threads_for(p, vectors), .stream = stream}, p);
+}
+
+// The final kernel: LayerNorm over rows of any length up to 2^20, any number of them, any stride and alignment.
+template <class T, class G>
+void layer_norm(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const int64_t row_vectors = vectorized::vectors_in_row(p.x, p.x_stride, p.cols);
+  const Device device = current_device();
+
+  // Narrow rows: two (fp32) or four (16 bits) vectors to a lane, so that each lane has 32 to 64 bytes on their way.
+  constexpr int lane_vectors = sizeof(T) == 4 ? 2 : 4;
+  const bool few_rows = p.rows < 4 * device.multiprocessors;
+  if (row_vectors <= 4 * lane_vectors) return launch_lanes<T, G, lane_vectors, 4>(p, stream);
+  if (row_vectors <= 8 * lane_vectors) return launch_lanes<T, G, lane_vectors, 8>(p, stream);
+  if (row_vectors <= 16 * lane_vectors) return launch_lanes<T, G, lane_vectors, 16>(p, stream);
+  if (row_vectors <= 32 * lane_vectors && !few_rows) return launch_lanes<T, G, lane_vectors, 32>(p, stream);
+
+  // Few rows cannot fill the device: what counts is how soon a row is done, so it gets as many threads as it can use.
+  if (few_rows && row_vectors <= 1024) return launch_block<T, G, 1, 1024>(p, stream);
+  if (row_vectors <= 4 * 512) return launch_block<T, G, 4, 512>(p, stream);
+  if (row_vectors <= 8 * 512) return launch_block<T, G, 8, 512>(p, stream);
+
+  // Wide rows: a cluster of as few blocks as hold the row.
+  if (device.has_clusters) {
+    for (unsigned blocks = 2; blocks <= largest_cluster; blocks *= 2) {
+      if (row_vectors > int64_t{8} * 512 * blocks) continue;
+      const int64_t rows_at_once = blocks_for(p.rows, 1) / blocks;
+      const auto grid = static_cast<unsigned>(p.rows < rows_at_once ? p.rows : rows_at_once) * blocks;
+      const int64_t threads = (row_vectors + 8 * blocks - 1) / (8 * blocks);
+      launch(layernorm_cluster_per_row<T, G, 8, 512>,
+             {.grid = grid,
+              .block = static_cast<unsigned>((threads + lanes - 1) / lanes * lanes),
+              .cluster = blocks,
+              .stream = stream},
+             p);
+      return;
+    }
+  }
+  launch(layernorm_reread<T, G>, {.grid = blocks_for(p.rows, 1), .block = most_threads_of_a_block, .stream = stream},
+         p);
+}
+// [/snippet]
+
+// [snippet: variants]
+template <class T, class G>
+void textbook(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  launch(layernorm_textbook<T, G>, {.grid = blocks_for(p.rows, 1), .block = 256, .stream = stream}, p);
+}
+
+template <class T, class G>
+void chan(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const unsigned blocks = blocks_for(p.rows, 1);
+  const unsigned threads = vectorized::threads_for(p, 4);
+  if (threads <= vectorized::most_threads) {
+    launch(layernorm_chan<T, G, 4>, {.grid = blocks, .block = threads, .stream = stream}, p);
+  } else {
+    launch(layernorm_chan<T, G, 8>, {.grid = blocks, .block = vectorized::threads_for(p, 8), .stream = stream}, p);
+  }
+}
+// [/snippet]
+
+}  // namespace worklog::welford

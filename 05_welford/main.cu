@@ -1,0 +1,28 @@
+// Stage 05: statistics that hold on every input, and the final forward kernel.
+#include "common/harness/program.h"
+#include "kernels.cuh"
+
+int main(int argc, char** argv) {
+  using namespace worklog;
+  using namespace worklog::welford;
+  using half = __half;
+  using bf16 = __nv_bfloat16;
+
+  Program program("05_welford", "statistics that hold on every input, and the final forward kernel");
+  program
+      .add("textbook", "Welford's update, a division per element", textbook<float, float>, textbook<half, half>,
+           textbook<half, float>, textbook<bf16, bf16>, textbook<bf16, float>)
+      .fails_on(Input::huge, {.cols = 2, .dtypes = {Dtype::fp32, Dtype::bf16}});
+  program
+      .add("chan", "exact moments in registers, merged by Chan's formula", chan<float, float>, chan<half, half>,
+           chan<half, float>, chan<bf16, bf16>, chan<bf16, float>)
+      .limited_to("cols at most 16380 in fp32, 32760 in 16 bits",
+                  [](const ProblemOptions& o) {
+                    return o.cols <= (o.dtype == Dtype::fp32 ? vectorized::longest_row<float, 8>
+                                                             : vectorized::longest_row<half, 8>);
+                  })
+      .fails_on(Input::huge, {.cols = 2, .dtypes = {Dtype::fp32, Dtype::bf16}});
+  program.add("layer_norm", "the final kernel: lanes, a block or a cluster to a row", layer_norm<float, float>,
+              layer_norm<half, half>, layer_norm<half, float>, layer_norm<bf16, bf16>, layer_norm<bf16, float>);
+  return program.run(argc, argv);
+}
