@@ -831,16 +831,16 @@ void BlockRunner::wait_for_copies(size_t batches_left) {
 
 // --- Spinning ------------------------------------------------------------------------------------------------------
 
-void BlockRunner::spin(const volatile void* address, uintptr_t caller) {
+void BlockRunner::spin(const volatile void* address, Site site) {
   Lane& lane = warps_[current_ / warp_size].lanes[current_ % warp_size];
   if (lane.spins_on == address) {
-    yield(caller);
+    yield(site);
   } else {
     lane.spins_on = address;
   }
 }
 
-void BlockRunner::yield(uintptr_t caller) {
+void BlockRunner::yield(Site site) {
   in_engine_ = 1;
   const unsigned turns = ++turns_without_change;
   const bool all_had_turns = turns > 2 * alive_;
@@ -852,7 +852,7 @@ void BlockRunner::yield(uintptr_t caller) {
              fmt::format("a wait that does not end: for {} ms every thread has waited, or has tried atomic operations "
                          "that changed nothing",
                          launch_->options.spin_limit.count()),
-             source_line(caller));
+             {site.file, site.line});
       abandon();
     }
     if (turns % alive_ == 0) {
@@ -1115,14 +1115,14 @@ void wait_for_copies(size_t batches_left) {
   runner_for("__pipeline_wait_prior()").wait_for_copies(batches_left);
 }
 
-void atomic_changed_nothing(const volatile void* address) {
+void atomic_changed_nothing(const volatile void* address, Site site) {
   BlockRunner* const runner = runner_of_this_thread;
   if (runner == nullptr || !runner->in_kernel()) return;
-  runner->spin(address, reinterpret_cast<uintptr_t>(__builtin_return_address(0)) - 1);
+  runner->spin(address, site);
 }
 
-void yield() {
-  runner_for("yield").yield(reinterpret_cast<uintptr_t>(__builtin_return_address(0)) - 1);
+void yield(Site site) {
+  runner_for("__nanosleep()").yield(site);
 }
 
 void trap(const char* what, Site site, int error) {

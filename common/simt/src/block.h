@@ -103,8 +103,8 @@ class BlockRunner {
   void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site);
   void commit_copies();
   void wait_for_copies(size_t batches_left);
-  void spin(const volatile void* address, uintptr_t caller);
-  void yield(uintptr_t caller);
+  void spin(const volatile void* address, Site site);
+  void yield(Site site);
   // Keeps the error; abandon() must follow.
   void trap(const std::string& what, Site site, cudaError_t code);
   [[noreturn]] void abandon();

@@ -19,7 +19,7 @@ using unsigned_of = std::conditional_t<bytes == 2, uint16_t, std::conditional_t<
 
 // *address = change(*address) in one step; returns the value from before.
 template <class T, class Change>
-T atomic_update(T* address, Change change) {
+T atomic_update(T* address, Change change, Site site) {
   using Bits = unsigned_of<sizeof(T)>;
   static_assert(sizeof(Bits) == sizeof(T));
   Bits* const bits = reinterpret_cast<Bits*>(address);
@@ -29,7 +29,7 @@ T atomic_update(T* address, Change change) {
     after = static_cast<Bits>(to_bits<T>(change(from_bits<T>(before))));
   } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   if (before == after) {
-    atomic_changed_nothing(address);
+    atomic_changed_nothing(address, site);
   } else {
     atomic_changed_memory();
   }
@@ -39,65 +39,76 @@ T atomic_update(T* address, Change change) {
 template <class T>
 concept AtomicInteger = one_of<T, int, unsigned, long long, unsigned long long, unsigned long>;
 template <class T>
-concept AtomicFloat = one_of<T, float, double, __half, __half2, __nv_bfloat16, __nv_bfloat162>;
+concept AtomicNumber = AtomicInteger<T> || one_of<T, float, double, __half, __half2, __nv_bfloat16, __nv_bfloat162>;
 template <class T>
-concept Atomic16To64 = AtomicInteger<T> || one_of<T, unsigned short, float, double>;
+concept AtomicWord = AtomicInteger<T> || one_of<T, unsigned short, float, double>;
 
 }  // namespace simt::detail
 
-// The second parameter is not deduced, so that atomicAdd(&unsigned_counter, 1) compiles as it does with nvcc.
-template <class T>
-requires(simt::detail::AtomicInteger<T> || simt::detail::AtomicFloat<T>) T
-    atomicAdd(T* address, std::type_identity_t<T> value) {
+// The other operands are not deduced, so that atomicAdd(&unsigned_counter, 1) compiles as it does with nvcc.
+
+template <simt::detail::AtomicNumber T>
+T atomicAdd(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
   if constexpr (simt::detail::AtomicInteger<T>) {
     const T before = __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
-    value == 0 ? simt::detail::atomic_changed_nothing(address) : simt::detail::atomic_changed_memory();
+    value == 0 ? simt::detail::atomic_changed_nothing(address, {file, line}) : simt::detail::atomic_changed_memory();
     return before;
   } else {
-    return simt::detail::atomic_update(address, [&](T old) { return static_cast<T>(old + value); });
+    const auto change = [&](T old) { return static_cast<T>(old + value); };
+    return simt::detail::atomic_update(address, change, {file, line});
   }
 }
 template <simt::detail::AtomicInteger T>
-T atomicSub(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return static_cast<T>(old - value); });
+T atomicSub(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return static_cast<T>(old - value); };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
-template <simt::detail::Atomic16To64 T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T) { return value; });
+template <simt::detail::AtomicWord T>
+T atomicExch(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T) { return value; };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
-template <simt::detail::Atomic16To64 T>
-T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+template <simt::detail::AtomicWord T>
+T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
   // Compared as bits, as the hardware does.
-  return simt::detail::atomic_update(
-      address, [&](T old) { return simt::detail::to_bits(old) == simt::detail::to_bits(expected) ? value : old; });
+  const auto change = [&](T old) {
+    return simt::detail::to_bits(old) == simt::detail::to_bits(expected) ? value : old;
+  };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 template <simt::detail::AtomicInteger T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return value < old ? value : old; });
+T atomicMin(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return value < old ? value : old; };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 template <simt::detail::AtomicInteger T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return old < value ? value : old; });
+T atomicMax(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return old < value ? value : old; };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 template <simt::detail::AtomicInteger T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return static_cast<T>(old & value); });
+T atomicAnd(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return static_cast<T>(old & value); };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 template <simt::detail::AtomicInteger T>
-T atomicOr(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return static_cast<T>(old | value); });
+T atomicOr(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return static_cast<T>(old | value); };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 template <simt::detail::AtomicInteger T>
-T atomicXor(T* address, std::type_identity_t<T> value) {
-  return simt::detail::atomic_update(address, [&](T old) { return static_cast<T>(old ^ value); });
+T atomicXor(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](T old) { return static_cast<T>(old ^ value); };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 // Counts 0, 1, ... limit, 0, 1, ...
-inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  return simt::detail::atomic_update(address, [&](unsigned old) { return old >= limit ? 0u : old + 1u; });
+inline unsigned atomicInc(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](unsigned old) { return old >= limit ? 0u : old + 1u; };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
-inline unsigned atomicDec(unsigned* address, unsigned limit) {
-  return simt::detail::atomic_update(address,
-                                     [&](unsigned old) { return old == 0u || old > limit ? limit : old - 1u; });
+inline unsigned atomicDec(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  const auto change = [&](unsigned old) { return old == 0u || old > limit ? limit : old - 1u; };
+  return simt::detail::atomic_update(address, change, {file, line});
 }
 
 inline void __threadfence_block() {

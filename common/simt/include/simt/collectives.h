@@ -180,6 +180,6 @@ inline unsigned __reduce_xor_sync(unsigned mask, unsigned value, SIMT_SITE_PARAM
   simt::detail::trap("__trap() was called", {file, line}, 719);
 }
 
-inline void __nanosleep(unsigned) {
-  simt::detail::yield();
+inline void __nanosleep(unsigned, SIMT_SITE_PARAMETERS) {
+  simt::detail::yield({file, line});
 }

@@ -59,7 +59,7 @@ void commit_copies();
 void wait_for_copies(size_t batches_left);
 
 // An atomic operation left memory as it was: the thread may be spinning, so others get a turn.
-void atomic_changed_nothing(const volatile void* address);
+void atomic_changed_nothing(const volatile void* address, Site site);
 // An atomic operation changed memory, so nobody can say that nothing moves.
 extern constinit thread_local unsigned turns_without_change;
 inline void atomic_changed_memory() {
@@ -67,7 +67,7 @@ inline void atomic_changed_memory() {
 }
 
 // Gives the other threads a turn.
-void yield();
+void yield(Site site);
 
 // Ends the launch with this error (a cudaError_t).
 [[noreturn]] void trap(const char* what, Site site, int error);
