@@ -74,12 +74,11 @@ void print_header(const Program& program, const Device& device) {
 
 // Google Benchmark reads its own flags, and leaves what it does not know.
 void take_benchmark_flags(const std::string& stage, const std::vector<std::string>& flags) {
-  std::vector<std::string> words = {stage};
-  words.insert(words.end(), flags.begin(), flags.end());
-  std::vector<char*> argv;
+  std::vector<std::string> words = flags;
+  std::vector<char*> argv = {const_cast<char*>(stage.c_str())};  // kept by Google Benchmark as the program's name
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  int argc = static_cast<int>(words.size());
+  int argc = static_cast<int>(words.size()) + 1;
   benchmark::Initialize(&argc, argv.data());
   if (argc > 1)
     throw RequestError(fmt::format("{} is no flag of Google Benchmark, or its value is not valid", argv[1]));

@@ -191,7 +191,7 @@ Baseline::Baseline(int reads, int writes, int64_t bytes, int sets)
     : reads_(std::clamp(reads, 1, max_stream_reads)),
       writes_(std::clamp(writes, 0, max_stream_writes)),
       sets_(sets),
-      array_bytes_((bytes / (reads_ + writes_) + 15) / 16 * 16),
+      array_bytes_((bytes + 16 * (reads_ + writes_) - 1) / (16 * (reads_ + writes_)) * 16),
       memory_(sets * (reads_ + writes_) * array_bytes_ + 16) {
   check_cuda(cudaMemset(memory_.data(), 0, sets_ * (reads_ + writes_) * array_bytes_), "filling the stream's arrays");
   check_cuda(cudaDeviceSynchronize(), "filling the stream's arrays");

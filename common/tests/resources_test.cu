@@ -1,0 +1,44 @@
+// What the harness says that a kernel takes of a multiprocessor.
+#include "common/harness/resources.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "common/harness/device.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog {
+namespace {
+
+__global__ void shared_by_the_block(float* out) {
+  __shared__ float values[64];
+  values[threadIdx.x] = static_cast<float>(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = values[63 - threadIdx.x];
+}
+
+TEST(Resources, NameTheKernelAndItsLaunch) {
+  try {
+    current_device();
+  } catch (const NoDevice& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const KernelResources resources =
+      resources_of({reinterpret_cast<const void*>(shared_by_the_block), {.grid = 3, .block = 64, .shared_bytes = 512}});
+  EXPECT_NE(resources.kernel.find("shared_by_the_block"), std::string::npos) << resources.kernel;
+  EXPECT_EQ(resources.kernel.find("(float"), std::string::npos) << resources.kernel;
+  EXPECT_EQ(resources.blocks, 3);
+  EXPECT_EQ(resources.threads, 64);
+  EXPECT_EQ(resources.dynamic_shared_bytes, 512);
+  EXPECT_GE(resources.blocks_per_multiprocessor, 1);
+  EXPECT_GT(resources.occupancy, 0);
+  EXPECT_LE(resources.occupancy, 1);
+#ifdef WORKLOG_BACKEND_GPU
+  EXPECT_EQ(resources.static_shared_bytes, 256);
+  EXPECT_GT(resources.registers, 0);
+#endif
+}
+
+}  // namespace
+}  // namespace worklog

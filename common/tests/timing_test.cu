@@ -1,0 +1,173 @@
+// The streams move what they say, and the timer times what it is given. On the CPU layer the times mean nothing, but
+// the way to them is the same: events, flushes, graphs, the choice of tensors.
+#include "common/harness/timing.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "common/harness/device.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog {
+namespace {
+
+class TimingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      current_device();
+    } catch (const NoDevice& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+};
+
+TEST_F(TimingTest, AStreamWritesTheExclusiveOrOfWhatItReads) {
+  constexpr int64_t words = 4 * 1000;  // not a whole number of blocks
+  constexpr int64_t bytes = words * 4;
+  for (int reads = 1; reads <= max_stream_reads; ++reads) {
+    for (int writes = 0; writes <= max_stream_writes; ++writes) {
+      const DeviceMemory memory((reads + max_stream_writes) * bytes);
+      StreamArrays arrays = {};
+      std::vector<uint32_t> want(words);
+      for (int k = 0; k < reads; ++k) {
+        std::vector<uint32_t> values(words);
+        for (int64_t i = 0; i < words; ++i) values[i] = static_cast<uint32_t>((i + 1) * 2654435761u << k);
+        for (int64_t i = 0; i < words; ++i) want[i] ^= values[i];
+        check_cuda(cudaMemcpy(memory.data() + k * bytes, values.data(), bytes, cudaMemcpyHostToDevice), "uploading");
+        arrays.in[k] = memory.data() + k * bytes;
+      }
+      for (int k = 0; k < max_stream_writes; ++k) arrays.out[k] = memory.data() + (reads + k) * bytes;
+      check_cuda(cudaMemset(arrays.out[0], 0, max_stream_writes * bytes), "clearing");
+
+      launch_stream(reads, writes, arrays, bytes, nullptr);
+      check_cuda(cudaDeviceSynchronize(), "running a stream");
+      for (int k = 0; k < max_stream_writes; ++k) {
+        std::vector<uint32_t> got(words);
+        check_cuda(cudaMemcpy(got.data(), arrays.out[k], bytes, cudaMemcpyDeviceToHost), "downloading");
+        EXPECT_EQ(got, k < writes ? want : std::vector<uint32_t>(words)) << reads << " reads, " << writes << " writes";
+      }
+    }
+  }
+}
+
+TEST_F(TimingTest, StreamsThatDoNotExistAreRefused) {
+  const DeviceMemory memory(64);
+  StreamArrays arrays = {};
+  arrays.in[0] = memory.data();
+  arrays.out[0] = memory.data() + 16;
+  EXPECT_THROW(launch_stream(0, 1, arrays, 16, nullptr), std::invalid_argument);
+  EXPECT_THROW(launch_stream(max_stream_reads + 1, 1, arrays, 16, nullptr), std::invalid_argument);
+  EXPECT_THROW(launch_stream(1, max_stream_writes + 1, arrays, 16, nullptr), std::invalid_argument);
+}
+
+constexpr int64_t small_l2 = 1 << 16;  // so that the flush is short where a CPU does it
+constexpr Sampling brief = {.max_seconds = 0.2, .uncertainty = 0.5, .min_samples = 8};
+
+TEST_F(TimingTest, EveryModeTakesSamples) {
+  Timer timer(small_l2);
+  for (const TimingMode mode : all_timing_modes) {
+    const Summary summary = timer.time(
+        mode, [](int, cudaStream_t stream) { launch_empty(stream); }, 1, brief);
+    EXPECT_GE(summary.samples, brief.min_samples) << name_of(mode);
+    EXPECT_GT(summary.median, 0) << name_of(mode);
+    EXPECT_LE(summary.min, summary.p10) << name_of(mode);
+    EXPECT_LE(summary.p90, brief.max_seconds) << name_of(mode);
+  }
+}
+
+TEST_F(TimingTest, OnlyColdSamplesTakeTurnsAmongTheSets) {
+  Timer timer(small_l2);
+  for (const TimingMode mode : all_timing_modes) {
+    std::set<int> taken;
+    timer.time(
+        mode,
+        [&](int set, cudaStream_t stream) {
+          taken.insert(set);
+          launch_empty(stream);
+        },
+        3, brief);
+    EXPECT_EQ(taken, mode == TimingMode::cold ? (std::set<int>{0, 1, 2}) : std::set<int>{0}) << name_of(mode);
+  }
+}
+
+TEST_F(TimingTest, SlowOperationsEndInTime) {
+  Timer timer(small_l2);
+  constexpr int64_t bytes = 32 << 20;
+  const DeviceMemory memory(2 * bytes);
+  check_cuda(cudaMemset(memory.data(), 0, 2 * bytes), "clearing");
+  StreamArrays arrays = {};
+  arrays.in[0] = memory.data();
+  arrays.out[0] = memory.data() + bytes;
+  int launches = 0;
+  const Summary summary =
+      timer.time(TimingMode::warm,
+                 [&](int, cudaStream_t stream) {
+                   ++launches;
+                   launch_stream(1, 1, arrays, bytes, stream);
+                 },
+                 1, {.max_seconds = 1e-3, .uncertainty = 0, .min_samples = 1000000, .max_samples = 1000000});
+  EXPECT_GE(summary.samples, 1);
+  EXPECT_LT(launches, 2000);
+}
+
+TEST_F(TimingTest, ManySmallSetsAndOneLarge) {
+  const Timer timer(int64_t{1} << 20);
+  EXPECT_GT(timer.useful_sets(1024), 1);
+  EXPECT_EQ(timer.useful_sets(int64_t{1} << 30), 1);
+  EXPECT_EQ(timer.useful_sets(0), timer.useful_sets(1));
+}
+
+TEST_F(TimingTest, ABaselineMovesAtLeastTheBytesAskedFor) {
+  Timer timer(small_l2);
+  for (const auto& [reads, writes] : {std::pair{1, 1}, {2, 2}, {3, 1}, {2, 0}}) {
+    constexpr int64_t bytes = 100'001;
+    Baseline baseline(reads, writes, bytes, 2);
+    EXPECT_GE(baseline.bytes(), bytes);
+    EXPECT_LT(baseline.bytes(), bytes + 16 * (reads + writes));
+    baseline.measure(timer, TimingMode::cold, brief);
+    baseline.measure(timer, TimingMode::cold, brief);
+    const Baseline::Result result = baseline.result();
+    EXPECT_GT(result.median_seconds, 0) << baseline.name();
+    const bool copy = reads == 1 && writes == 1;
+    EXPECT_TRUE(copy || result.way == "kernel") << "only a copy can be done in another way";
+  }
+  EXPECT_EQ(Baseline(3, 1, 1024, 1).name(), "3r1w");
+}
+
+__global__ void count(int* counter) {
+  atomicAdd(counter, 1);
+}
+
+// What is timed is what runs: as many times as the operation was called, or as often as its graph was replayed.
+TEST_F(TimingTest, AGraphRunsTheOperation) {
+  Timer timer(small_l2);
+  const DeviceMemory memory(sizeof(int));
+  check_cuda(cudaMemset(memory.data(), 0, sizeof(int)), "clearing");
+  int calls = 0;
+  const Summary summary = timer.time(
+      TimingMode::graph,
+      [&](int, cudaStream_t stream) {
+        ++calls;
+        launch(count, {.grid = 1, .block = 1, .stream = stream}, reinterpret_cast<int*>(memory.data()));
+      },
+      1, brief);
+  int runs = 0;
+  check_cuda(cudaMemcpy(&runs, memory.data(), sizeof(int), cudaMemcpyDeviceToHost), "downloading");
+  EXPECT_GT(runs, calls) << "a graph is captured once and replayed often";
+  EXPECT_GE(runs, summary.samples);
+}
+
+TEST(DeviceNames, AreThoseOfTheResultFiles) {
+  EXPECT_EQ(short_name_of("NVIDIA H200"), "h200");
+  EXPECT_EQ(short_name_of("NVIDIA GeForce RTX 4050 Laptop GPU"), "rtx4050");
+  EXPECT_EQ(short_name_of("NVIDIA GeForce RTX 4060 Ti"), "rtx4060ti");
+  EXPECT_EQ(short_name_of("NVIDIA H100 80GB HBM3"), "h100");
+  EXPECT_EQ(short_name_of("NVIDIA A100-SXM4-40GB"), "a100");
+  EXPECT_EQ(short_name_of("Tesla T4"), "t4");
+}
+
+}  // namespace
+}  // namespace worklog
