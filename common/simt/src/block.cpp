@@ -238,6 +238,7 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
 #endif
 
   abandoned_ = faulted_ = false;
+  error_ = {};
   in_engine_ = 1;
   in_block_ = 1;
   resume(pick(Turn::start_over));
@@ -247,7 +248,9 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
   __asan_unpoison_memory_region(worklog_dynamic_shared, sizeof(worklog_dynamic_shared));
 #endif
   if (abandoned_) {
-    if (faulted_) report_fault();
+    if (faulted_) describe_fault();
+    if (error_.lists_waiting) add_waiting(error_);
+    if (error_.code != cudaSuccess) launch_->fail(error_.code, prefix(error_.thread, error_.at) + error_.what);
     fibers_.clear();
     free_fibers_.clear();
     stacks_.forget_abandoned();
@@ -333,14 +336,11 @@ void BlockRunner::run_threads(unsigned fiber) {
       launch_->call.invoke(launch_->call.arguments);
       in_engine_ = 1;
     } catch (const std::exception& exception) {
-      in_engine_ = 1;
+      record(cudaErrorLaunchFailure, current_, fmt::format("an exception left the kernel: {}", exception.what()), {});
       threw = true;
-      launch_->fail(cudaErrorLaunchFailure,
-                    prefix(current_, {}) + fmt::format("an exception left the kernel: {}", exception.what()));
     } catch (...) {
-      in_engine_ = 1;
+      record(cudaErrorLaunchFailure, current_, "an exception left the kernel", {});
       threw = true;
-      launch_->fail(cudaErrorLaunchFailure, prefix(current_, {}) + "an exception left the kernel");
     }
     if (threw) abandon();
     finish_thread();
@@ -917,13 +917,20 @@ std::string BlockRunner::prefix(unsigned thread, const SourceLine& at) const {
                      to_text(indices_[thread]), at.file.empty() ? "" : fmt::format(", {}:{}", at.file, at.line));
 }
 
+// Only notes the error: its message is put together on the OS thread's own stack, which is large enough to read debug
+// information.
 void BlockRunner::record(cudaError_t code, unsigned thread, const std::string& what, const SourceLine& at) {
   in_engine_ = 1;
-  launch_->fail(code, prefix(thread, at) + what);
+  error_ = {code, thread, what, at, false};
+}
+
+void BlockRunner::record_waiting(const std::string& what) {
+  record(cudaErrorLaunchTimeout, current_, what, {});
+  error_.lists_waiting = true;
 }
 
 // Every set of waiting threads, with the line that they wait at. The message is under the name of the first.
-void BlockRunner::record_waiting(const std::string& what) {
+void BlockRunner::add_waiting(Error& error) const {
   struct Waiting {
     std::string name;
     SourceLine at;
@@ -952,22 +959,23 @@ void BlockRunner::record_waiting(const std::string& what) {
     });
     known == groups.end() ? groups.push_back(waiting) : static_cast<void>(++known->count);
   }
-  std::string text = what;
   for (const Waiting& group : groups) {
-    text += fmt::format("\n  {} of {} threads, the first of them {}, wait at {}, {}:{}", group.count, threads_,
-                        to_text(indices_[group.first]), group.name, group.at.file, group.at.line);
+    error.what += fmt::format("\n  {} of {} threads, the first of them {}, wait at {}, {}:{}", group.count, threads_,
+                              to_text(indices_[group.first]), group.name, group.at.file, group.at.line);
   }
-  if (alive_ < threads_) text += fmt::format("\n  {} have returned", threads_ - alive_);
-  const bool any = !groups.empty();
-  record(cudaErrorLaunchTimeout, any ? groups[0].first : current_, text, any ? groups[0].at : SourceLine{});
+  if (alive_ < threads_) error.what += fmt::format("\n  {} have returned", threads_ - alive_);
+  if (!groups.empty()) {
+    error.thread = groups[0].first;
+    error.at = groups[0].at;
+  }
 }
 
 void BlockRunner::trap(const std::string& what, Site site, cudaError_t code) {
   record(code, current_, what, {site.file, site.line});
 }
 
-// After the OS thread is back on its own stack: names what a signal handler saw.
-void BlockRunner::report_fault() {
+// Names what a signal handler saw.
+void BlockRunner::describe_fault() {
   const SourceLine at = source_line(fault_.instruction);
   std::string what;
   cudaError_t code = cudaErrorLaunchFailure;

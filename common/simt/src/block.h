@@ -222,7 +222,16 @@ class BlockRunner {
   std::string prefix(unsigned thread, const SourceLine& at) const;
   void record(cudaError_t code, unsigned thread, const std::string& what, const SourceLine& at);
   void record_waiting(const std::string& what);
-  void report_fault();
+  void describe_fault();
+
+  struct Error {
+    cudaError_t code = cudaSuccess;
+    unsigned thread = 0;
+    std::string what;
+    SourceLine at;
+    bool lists_waiting = false;  // where every waiting thread waits belongs into the message
+  };
+  void add_waiting(Error& error) const;
 
   struct TlsBlock {
     const char* begin;
@@ -263,6 +272,7 @@ class BlockRunner {
   std::vector<TlsBlock> tls_blocks_;
   size_t poisoned_after_ = ~size_t{0};
   Fault fault_;
+  Error error_;
   bool faulted_ = false;
   volatile std::sig_atomic_t in_block_ = 0;
   volatile std::sig_atomic_t in_engine_ = 0;

@@ -143,7 +143,7 @@ SourceLine source_line([[maybe_unused]] uintptr_t address) {
       },
       [](void*, const char*, int) {}, &result);
 #endif
-  return result;
+  return result.file.find("common/simt/src/") == std::string::npos ? result : SourceLine{};  // the engine's own
 }
 
 }  // namespace simt::detail

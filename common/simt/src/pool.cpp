@@ -54,7 +54,7 @@ struct Gang {
 
 class Worker {
  public:
-  Worker() : thread_([this] { loop(); }) { thread_.detach(); }
+  Worker() : thread_([this] { loop(); }), native_(thread_.native_handle()) { thread_.detach(); }
 
   void start(Launch& launch, Gang* gang, unsigned rank) {
     launch_ = &launch;
@@ -64,7 +64,7 @@ class Worker {
     go_.release();
   }
   BlockRunner& runner() { return runner_; }
-  void interrupt() { detail::interrupt(native_.load()); }
+  void interrupt() { detail::interrupt(native_); }
 
   uint64_t seen_switches = 0, seen_spins = 0;  // the watchdog's notes
 
@@ -78,8 +78,8 @@ class Worker {
   Gang* gang_ = nullptr;
   unsigned rank_ = 0;
   std::binary_semaphore go_{0};
-  std::atomic<pthread_t> native_{};
   std::thread thread_;
+  pthread_t native_;
 };
 
 class Pool {
@@ -114,7 +114,6 @@ class Pool {
 };
 
 void Worker::loop() {
-  native_.store(pthread_self());
   use_signal_stack();
   for (;;) {
     go_.acquire();

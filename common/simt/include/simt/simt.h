@@ -18,7 +18,7 @@ struct Options {
   unsigned multiprocessors = 0;  // what the device reports; 0: as many as threads, and at least 4
 
   // A launch in which every thread waits, or spins on an atomic that does not change, ends after this long.
-  std::chrono::milliseconds spin_limit{500};
+  std::chrono::milliseconds spin_limit{250};
   // A launch ends when no block has started or finished for this long; zero: never. It catches the loops that the
   // spin limit cannot tell from work.
   std::chrono::milliseconds block_limit{30'000};
