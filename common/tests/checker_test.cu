@@ -1,8 +1,6 @@
 // Wrong kernels of every known kind, which the harness must catch, and right ones, which it must not.
 #include <gtest/gtest.h>
 
-#include <fmt/format.h>
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
