@@ -2,8 +2,8 @@
 // takes none; what is tested is the way there: benchmarks, names, counters, the comparison after timing.
 #include "common/harness/session.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -49,7 +49,7 @@ class SessionTest : public testing::Test {
       GTEST_SKIP() << error.what();
     }
     device_.l2_bytes = 1 << 16;  // the flush is short where a CPU does it
-    json_ = std::filesystem::temp_directory_path() / fmt::format("worklog_session_{}.json", getpid());
+    json_ = std::filesystem::temp_directory_path() / ("worklog_session_" + std::to_string(getpid()) + ".json");
   }
   void TearDown() override { std::filesystem::remove(json_); }
 
@@ -70,10 +70,10 @@ class SessionTest : public testing::Test {
   }
   // Whether this Python expression holds, of the JSON document `d`.
   testing::AssertionResult holds(const std::string& expression) const {
-    const std::string command = fmt::format(
+    const std::string command =
         "python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); b = d[\"benchmarks\"]; c = d[\"checks\"]; "
-        "sys.exit(not ({}))' '{}'",
-        expression, json_.string());
+        "sys.exit(not (" +
+        expression + "))' '" + json_.string() + "'";
     if (std::system(command.c_str()) == 0) return testing::AssertionSuccess();
     std::ifstream file(json_);
     return testing::AssertionFailure() << expression << "\n" << std::string(std::istreambuf_iterator<char>(file), {});
@@ -89,9 +89,9 @@ TEST_F(SessionTest, TimingsAreNamedAndCounted) {
   program.add("right", "in double precision", right);
   EXPECT_EQ(run(program, {"--shapes", "7x33,2x8", "--input", "uniform,normal"}), 0) << output_;
   EXPECT_TRUE(holds("len(b) == 6"));
-  for (const char* mode : {"cold", "warm", "graph"}) {
-    EXPECT_TRUE(holds(fmt::format(
-        "sum(e[\"name\"].startswith(\"00_test/right/rmsnorm_forward/fp32/7x33/{}\") for e in b) == 1", mode)));
+  for (const std::string mode : {"cold", "warm", "graph"}) {
+    const std::string name = "00_test/right/rmsnorm_forward/fp32/7x33/" + mode;
+    EXPECT_TRUE(holds("sum(e[\"name\"].startswith(\"" + name + "\") for e in b) == 1"));
   }
   EXPECT_TRUE(holds("all(e[\"median_seconds\"] > 0 and e[\"samples\"] >= 1 and e[\"spread\"] >= 0 for e in b)"));
   // x, gamma, y and rstd, each once.
