@@ -544,7 +544,8 @@ int Session::finish() {
     if (!check.after_timing || !is_accepted(check.verdict)) ++count[check.verdict];
   }
   const int failed = count[Verdict::failed] + count[Verdict::unexpected_pass];
-  fmt::print("\n{} checks: {} passed", checks_.size() - again, count[Verdict::passed]);
+  const int made = static_cast<int>(checks_.size()) - again;
+  fmt::print("\n{} {}: {} passed", made, made == 1 ? "check" : "checks", count[Verdict::passed]);
   const auto add = [](int number, std::string_view what) {
     if (number > 0) fmt::print(", {} {}", number, what);
   };
