@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
 
 inline constexpr int threads_of_lane_teams = 128;
 inline constexpr int most_threads_of_a_block = 1024;
-inline constexpr int largest_cluster = 8;  // blocks: what every device with clusters can run
+inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
+inline constexpr int largest_cluster = 8;       // blocks: what every device with clusters can run
 
 // [snippet: teams]
 // `width` neighbouring lanes: 32 / width rows to a warp. All lanes of a warp take part in its shuffles, also those
@@ -218,10 +219,8 @@ struct ClusterTeam {
 // [snippet: row_share]
 // A thread's share of a row: vectors at every team.size()-th place, in registers, in the storage type.
 //
-// The arithmetic works on d = x * scale - offset. offset is the row's first element, so that a large mean costs no
-// digits: where all values are close together, the difference is exact. Wherever they lie, no element of n is more than
-// sqrt(n) deviations from the mean, so d is never much larger than it has to be. scale is 1, or a small power of two on
-// rows whose squares would overflow.
+// The arithmetic works on x * scale. scale is 1, but for rows whose squares would overflow: there it is a small power
+// of two, by which nothing is rounded.
 template <class T, int vectors>
 struct RowShare {
   uint4 bits[vectors];
@@ -229,37 +228,29 @@ struct RowShare {
   int step;   // columns from one vector to the next
   int cols;
   float scale;
-  float offset;
 
   __device__ int column(int i) const { return first + i * step; }
-  __device__ bool has(int col) const { return col >= 0 && col < cols; }
   __device__ bool is_whole(int col) const { return col >= 0 && col + vector_size<T> <= cols; }
+  __device__ bool has(int col) const { return col >= 0 && col < cols; }
 
-  __device__ Floats<T> deviations(int i) const {
-    Floats<T> d = unpack<T>(bits[i]);
-#pragma unroll
-    for (int k = 0; k < vector_size<T>; ++k) d.at[k] = fmaf(d.at[k], scale, -offset);
-    return d;
-  }
-
-  // The sum of f(d) over the row's elements in this share.
+  // Calls f(x * scale) for each of the row's elements in this share.
   template <class Function>
-  __device__ float sum(Function f) const {
-    float sum = 0.0f;
+  __device__ void for_each(Function f) const {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int col = column(i);
       if (col >= cols) break;
-      const Floats<T> d = deviations(i);
+      const Floats<T> x = unpack<T>(bits[i]);
       if (is_whole(col)) {
 #pragma unroll
-        for (int k = 0; k < vector_size<T>; ++k) sum += f(d.at[k]);
+        for (int k = 0; k < vector_size<T>; ++k) f(x.at[k] * scale);
       } else {
 #pragma unroll
-        for (int k = 0; k < vector_size<T>; ++k) sum += has(col + k) ? f(d.at[k]) : 0.0f;
+        for (int k = 0; k < vector_size<T>; ++k) {
+          if (has(col + k)) f(x.at[k] * scale);
+        }
       }
     }
-    return sum;
   }
 };
 // [/snippet]
@@ -271,7 +262,6 @@ __device__ inline void load_row(RowShare<T, vectors>& share, const T* row, int c
   share.step = team * vector_size<T>;
   share.first = first_column(row) + thread * vector_size<T>;
   share.scale = 1.0f;
-  share.offset = vectorized::to_float(row[0]);
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     share.bits[i] = share.column(i) < cols ? load(row, share.column(i), cols) : uint4{};
@@ -280,27 +270,49 @@ __device__ inline void load_row(RowShare<T, vectors>& share, const T* row, int c
 // [/snippet]
 
 // [snippet: statistics_step]
-// Mean and rstd of d = x * scale - offset, in two passes over registers.
+// The mean of x * scale in two parts, and 1 / sqrt(variance + eps) of it.
+//
+// A mean of 1e4 in a float is exact to 5e-4, and where the deviation is 1, so is every output. So the mean is kept as
+// `mean`, a float near it, plus `rest`, the mean of what is left of the values without it: x - mean is exact, or
+// nearly, wherever a large mean makes it matter, and rest is a small number with all its digits.
 struct Statistics {
   float mean;
+  float rest;
   float rstd;
 };
 
+// Two rounds of sums over the team, of values that stay in registers: the mean, then what is left and its squares.
+// `for_each(f)` calls f(x * scale) for each of this thread's elements.
+template <class Team, class ForEach>
+__device__ inline Statistics statistics_at_scale(Team& team, float cols, float eps, ForEach for_each) {
+  float sum = 0.0f;
+  for_each([&](float x) { sum += x; });
+  const float mean = team.sum(sum) / cols;
+
+  float left = 0.0f;
+  float squares = 0.0f;
+  for_each([&](float x) {
+    const float d = x - mean;
+    left += d;
+    squares += d * d;
+  });
+  left = team.sum(left);
+  squares = team.sum(squares);
+  const float rest = left / cols;
+  const float m2 = squares - left * rest;  // rest is tiny against the deviation: nothing cancels here
+  return {mean, rest, rsqrtf((m2 < 0.0f ? 0.0f : m2) / cols + eps)};
+}
+
+// As above; a row whose sums overflow is done again, scaled down.
 template <class T, int vectors, class Team>
 __device__ inline Statistics row_statistics(RowShare<T, vectors>& share, Team& team, float eps) {
-  const float small = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
-  for (;;) {
-    const float mean = team.sum(share.sum([](float d) { return d; })) / share.cols;
-    const float m2 = team.sum(share.sum([mean](float d) { return (d - mean) * (d - mean); }));
-    const bool overflowed = !isfinite(m2) && share.scale == 1.0f;
-    if (!team.any(overflowed)) {
-      return {mean, rsqrtf(m2 / share.cols + eps * share.scale * share.scale)};
-    }
-    if (overflowed) {
-      share.scale = small;
-      share.offset *= small;
-    }
+  const auto for_each = [&](auto f) { share.for_each(f); };
+  Statistics statistics = statistics_at_scale(team, share.cols, eps, for_each);
+  if (team.any(!(statistics.rstd > 0.0f))) {
+    if (!(statistics.rstd > 0.0f)) share.scale = small_scale;
+    statistics = statistics_at_scale(team, share.cols, eps * share.scale * share.scale, for_each);
   }
+  return statistics;
 }
 // [/snippet]
 
@@ -309,7 +321,7 @@ template <class T, class G, int vectors>
 __device__ inline void store_row(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
                                  const Statistics& statistics) {
   T* y = p.y + row * p.y_stride;
-  const float shift = -statistics.mean * statistics.rstd;
+  const float shift = -statistics.rest * statistics.rstd;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     const int col = share.column(i);
@@ -319,20 +331,21 @@ __device__ inline void store_row(const RowShare<T, vectors>& share, const LayerN
     beta.load(p.beta, col, share.cols, 0.0f);
     const Floats<T> weight = gamma.unpack();
     const Floats<T> bias = beta.unpack();
-    Floats<T> v = share.deviations(i);
+    Floats<T> v = unpack<T>(share.bits[i]);
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
-      v.at[k] = fmaf(fmaf(v.at[k], statistics.rstd, shift), weight.at[k], bias.at[k]);
+      const float d = v.at[k] * share.scale - statistics.mean;
+      v.at[k] = fmaf(fmaf(d, statistics.rstd, shift), weight.at[k], bias.at[k]);
     }
     store(y, col, share.cols, pack<T>(v));
   }
 }
 
-// What the caller is told is of x, not of d: the mean with the offset put back, both without the scale.
+// What the caller is told is of x, without the scale.
 template <class T, class G, int vectors>
 __device__ inline void write_statistics(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
                                         const Statistics& statistics) {
-  if (p.mean) p.mean[row] = (statistics.mean + share.offset) / share.scale;
+  if (p.mean) p.mean[row] = (statistics.mean + statistics.rest) / share.scale;
   if (p.rstd) p.rstd[row] = statistics.rstd * share.scale;
 }
 // [/snippet]
@@ -397,23 +410,16 @@ __global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(Laye
     load_row(share, x, cols, team.thread(), team.size());
     const int first = share.first;
 
-    Statistics statistics;
-    const float small = 0x1p-80f;
-    for (;;) {
-      const auto sum_over_row = [&](auto f) {
-        float sum = 0.0f;
-        for (share.first = first; share.first < cols; share.first += share.step) {
-          share.bits[0] = load(x, share.first, cols);
-          sum += share.sum(f);
-        }
-        return team.sum(sum);
-      };
-      const float mean = sum_over_row([](float d) { return d; }) / cols;
-      const float m2 = sum_over_row([mean](float d) { return (d - mean) * (d - mean); });
-      statistics = {mean, rsqrtf(m2 / cols + p.eps * share.scale * share.scale)};
-      if (isfinite(m2) || share.scale != 1.0f) break;
-      share.scale = small;
-      share.offset *= small;
+    const auto for_each = [&](auto f) {
+      for (share.first = first; share.first < cols; share.first += share.step) {
+        share.bits[0] = load(x, share.first, cols);
+        share.for_each(f);
+      }
+    };
+    Statistics statistics = statistics_at_scale(team, p.cols, p.eps, for_each);
+    if (!(statistics.rstd > 0.0f)) {
+      share.scale = small_scale;
+      statistics = statistics_at_scale(team, p.cols, p.eps * small_scale * small_scale, for_each);
     }
     for (share.first = first; share.first < cols; share.first += share.step) {
       share.bits[0] = load(x, share.first, cols);
