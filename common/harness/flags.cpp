@@ -10,6 +10,8 @@
 #include <limits>
 #include <string_view>
 
+#include "common/harness/device.h"
+
 namespace worklog {
 namespace {
 
@@ -218,6 +220,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   }
   request.inputs = named("--input", input, all_inputs(), [](Input i) { return name_of(i); });
   request.modes_by_name = !time_flag->empty();
+  if (on_cpu_layer() && request.modes_by_name) {
+    throw RequestError("--time needs a GPU: this is the CPU layer, and a time taken here says nothing about one");
+  }
   request.modes = named("--time", modes, std::vector(all_timing_modes.begin(), all_timing_modes.end()),
                         [](TimingMode mode) { return name_of(mode); });
 

@@ -30,7 +30,7 @@ std::string json_list(const std::vector<std::string>& sentences) {
 std::string json_of(const Check& check, const std::string& stage) {
   const ProblemOptions& o = check.options;
   const std::string name =
-      fmt::format("{}/{}/{}/{}/{}x{}", stage, check.variant, name_of(o.operation), name_of(o.dtype), o.rows, o.cols);
+      fmt::format("{}/{}/{}/{}/{}", stage, check.variant, name_of(o.operation), name_of(o.dtype), shape_name(o));
   std::vector<std::string> damage = check.damage;
   damage.insert(damage.end(), check.comparison.damage.begin(), check.comparison.damage.end());
   std::string text;
@@ -77,8 +77,8 @@ std::string json_of_stream(const Timing& timing) {
       json_string(timing.baseline.way), json_number(timing.baseline.median_seconds),
       json_number(timing.baseline.spread), json_number(timing.baseline.drift),
       json_number(timing.baseline_bytes / timing.baseline.median_seconds),
-      json_string(fmt::format("{}/{}/{}/{}x{}", timing.variant, name_of(timing.options.operation),
-                              name_of(timing.options.dtype), timing.options.rows, timing.options.cols)));
+      json_string(fmt::format("{}/{}/{}/{}", timing.variant, name_of(timing.options.operation),
+                              name_of(timing.options.dtype), shape_name(timing.options))));
 }
 
 std::string json_of(const KernelResources& kernel, const VariantResources& of, const std::string& stage) {
@@ -106,6 +106,12 @@ std::string joined(const std::vector<std::string>& entries) {
 std::string shape_of(const ProblemOptions& options) {
   if (options.pixels > 1) return fmt::format("{} x {} x {}", options.rows, options.cols, options.pixels);
   return fmt::format("{} x {}", options.rows, options.cols);
+}
+
+std::string shape_name(const ProblemOptions& options) {
+  std::string name = shape_of(options);
+  std::erase(name, ' ');
+  return name;
 }
 
 std::string Table::line(const std::vector<std::string>& cells) const {

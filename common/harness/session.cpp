@@ -364,10 +364,10 @@ void Session::register_timings() {
   for (const TimedRunner& timed : to_time_) {
     const ProblemOptions& o = timed.of->options;
     for (const TimingMode mode : request_.modes) {
-      const bool small = o.rows * o.cols * static_cast<int64_t>(size_of(o.dtype)) <= most_graph_bytes / 2;
+      const bool small = o.rows * o.cols * o.pixels * static_cast<int64_t>(size_of(o.dtype)) <= most_graph_bytes / 2;
       if (mode == TimingMode::graph && !request_.modes_by_name && !small) continue;
-      const std::string name = fmt::format("{}/{}/{}/{}/{}x{}/{}", program_.stage(), timed.runner->variant->name(),
-                                           name_of(o.operation), name_of(o.dtype), o.rows, o.cols, name_of(mode));
+      const std::string name = fmt::format("{}/{}/{}/{}/{}/{}", program_.stage(), timed.runner->variant->name(),
+                                           name_of(o.operation), name_of(o.dtype), shape_name(o), name_of(mode));
       // One iteration is one figure: the median of the samples, whose number the noise decides.
       benchmark::RegisterBenchmark(name.c_str(),
                                    [this, &timed, mode](benchmark::State& state) { time_one(state, timed, mode); })

@@ -93,7 +93,11 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--eps -1", {"--eps", "from 0"}},
       {"--eps nan", {"--eps", "'nan'"}},
       {"--seed x", {"--seed", "'x'"}},
+#ifdef WORKLOG_BACKEND_CPU
+      {"--time hot", {"--time", "CPU layer"}},
+#else
       {"--time hot", {"--time", "cold, warm, graph", "'hot'"}},
+#endif
       {"--max-seconds-per-timing 0", {"--max-seconds-per-timing"}},
       {"--unknown-flag", {"--unknown-flag"}},
       {"stray", {"stray"}},
@@ -226,6 +230,7 @@ TEST_F(ProgramTest, ACpuShowsNoTimes) {
   for (const char* word : {"GB/s", "median", "share", " us", " ms"}) {
     EXPECT_EQ(outcome.out.find(word), std::string::npos) << word << " in " << outcome.out;
   }
+  EXPECT_EQ(run("--shapes 3x33 --time cold").exit_code, 2);
 #else
   GTEST_SKIP() << "this is a gpu build";
 #endif
