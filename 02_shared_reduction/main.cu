@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
       .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
       .fails_on(Input::large_mean, {.cols = 128})
       .fails_on(Input::tiny_variance, {.cols = 128})
+      .may_fail_on(Input::constant)  // mean * mean fused with the subtraction leaves a variance where there is none
       .fails_on(Input::huge, {.cols = 2});
   return program.run(argc, argv);
 }

@@ -165,27 +165,28 @@ struct LaneTeam {
   __device__ int thread() const { return static_cast<int>(threadIdx.x) % width; }
   __device__ int64_t rows_at_once() const { return int64_t{gridDim.x} * blockDim.x / width; }
   __device__ int64_t first_row() const { return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width; }
-  __device__ float sum(float value) { return warp_sum<width>(value); }
+  __device__ float2 sum(float2 value) const { return {warp_sum<width>(value.x), warp_sum<width>(value.y)}; }
   __device__ bool any(bool value) const { return __any_sync(all_lanes, value); }
 };
 
 // The threads of a block.
 struct BlockTeam {
-  float* scratch;  // two floats for each warp, used in turn, so that a sum needs one barrier and not two
+  float2* scratch;  // two for each warp, used in turn, so that a sum needs one barrier and not two
   int turn = 0;
 
   __device__ int size() const { return static_cast<int>(blockDim.x); }
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ int64_t rows_at_once() const { return gridDim.x; }
   __device__ int64_t first_row() const { return blockIdx.x; }
-  __device__ float sum(float value) {
+  __device__ float2 sum(float2 value) {
     const int lane = thread() % lanes;
-    float* sums = scratch + turn * lanes;
+    float2* sums = scratch + turn * lanes;
     turn ^= 1;
-    value = warp_sum(value);
+    value = {warp_sum(value.x), warp_sum(value.y)};
     if (lane == 0) sums[thread() / lanes] = value;
     __syncthreads();
-    return warp_sum(lane < size() / lanes ? sums[lane] : 0.0f);
+    value = lane < size() / lanes ? sums[lane] : float2{0.0f, 0.0f};
+    return {warp_sum(value.x), warp_sum(value.y)};
   }
   __device__ bool any(bool value) const { return value; }  // what sums decide, all threads decide alike
 };
@@ -194,7 +195,7 @@ struct BlockTeam {
 struct ClusterTeam {
   cooperative_groups::cluster_group cluster;
   BlockTeam block;
-  float* sums;  // two floats for each block of the cluster, used in turn
+  float2* sums;  // two for each block of the cluster, used in turn
   int turn = 0;
 
   __device__ int blocks() const { return static_cast<int>(cluster.num_blocks()); }
@@ -202,14 +203,17 @@ struct ClusterTeam {
   __device__ int thread() const { return static_cast<int>(cluster.block_rank()) * block.size() + block.thread(); }
   __device__ int64_t rows_at_once() const { return gridDim.x / blocks(); }
   __device__ int64_t first_row() const { return blockIdx.x / blocks(); }
-  __device__ float sum(float value) {
+  __device__ float2 sum(float2 value) {
     value = block.sum(value);
-    float* mine = sums + turn * largest_cluster;
+    float2* mine = sums + turn * largest_cluster;
     turn ^= 1;
     if (block.thread() < blocks()) cluster.map_shared_rank(mine, block.thread())[cluster.block_rank()] = value;
     cluster.sync();
-    float total = 0.0f;
-    for (int rank = 0; rank < blocks(); ++rank) total += mine[rank];
+    float2 total = {0.0f, 0.0f};
+    for (int rank = 0; rank < blocks(); ++rank) {
+      total.x += mine[rank].x;
+      total.y += mine[rank].y;
+    }
     return total;
   }
   __device__ bool any(bool value) const { return value; }
@@ -287,19 +291,17 @@ template <class Team, class ForEach>
 __device__ inline Statistics statistics_at_scale(Team& team, float cols, float eps, ForEach for_each) {
   float sum = 0.0f;
   for_each([&](float x) { sum += x; });
-  const float mean = team.sum(sum) / cols;
+  const float mean = team.sum(float2{sum, 0.0f}).x / cols;
 
-  float left = 0.0f;
-  float squares = 0.0f;
+  float2 left = {0.0f, 0.0f};  // the sum of x - mean, and of its squares
   for_each([&](float x) {
     const float d = x - mean;
-    left += d;
-    squares += d * d;
+    left.x += d;
+    left.y += d * d;
   });
   left = team.sum(left);
-  squares = team.sum(squares);
-  const float rest = left / cols;
-  const float m2 = squares - left * rest;  // rest is tiny against the deviation: nothing cancels here
+  const float rest = left.x / cols;
+  const float m2 = left.y - left.x * rest;  // rest is tiny against the deviation: nothing cancels here
   return {mean, rest, rsqrtf((m2 < 0.0f ? 0.0f : m2) / cols + eps)};
 }
 
@@ -317,20 +319,31 @@ __device__ inline Statistics row_statistics(RowShare<T, vectors>& share, Team& t
 // [/snippet]
 
 // [snippet: store_step]
+// gamma and beta for a share. Where a thread has one vector they are loaded with it, so that they are there when the
+// statistics are; where it has many, registers are dear, and they are loaded as they are used.
 template <class T, class G, int vectors>
-__device__ inline void store_row(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
-                                 const Statistics& statistics) {
+struct Affine {
+  static constexpr bool is_early = vectors == 1;
+  Parameter<T, G> gamma, beta;
+
+  __device__ void load(const LayerNormForward<T, G>& p, int col) {
+    gamma.load(p.gamma, col, static_cast<int>(p.cols), 1.0f);
+    beta.load(p.beta, col, static_cast<int>(p.cols), 0.0f);
+  }
+};
+
+template <class T, class G, int vectors>
+__device__ inline void store_row(const RowShare<T, vectors>& share, Affine<T, G, vectors>& affine,
+                                 const LayerNormForward<T, G>& p, int64_t row, const Statistics& statistics) {
   T* y = p.y + row * p.y_stride;
   const float shift = -statistics.rest * statistics.rstd;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     const int col = share.column(i);
     if (col >= share.cols) break;
-    Parameter<T, G> gamma, beta;
-    gamma.load(p.gamma, col, share.cols, 1.0f);
-    beta.load(p.beta, col, share.cols, 0.0f);
-    const Floats<T> weight = gamma.unpack();
-    const Floats<T> bias = beta.unpack();
+    if (!affine.is_early) affine.load(p, col);
+    const Floats<T> weight = affine.gamma.unpack();
+    const Floats<T> bias = affine.beta.unpack();
     Floats<T> v = unpack<T>(share.bits[i]);
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
@@ -368,9 +381,11 @@ __device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team
     const int64_t mine = is_there ? row + own : row;
     RowShare<T, vectors> share;
     load_row(share, p.x + mine * p.x_stride, cols, team.thread(), team.size());
+    Affine<T, G, vectors> affine;
+    if (affine.is_early) affine.load(p, share.first);
     const Statistics statistics = row_statistics(share, team, p.eps);
     if (!is_there) continue;
-    store_row(share, p, mine, statistics);
+    store_row(share, affine, p, mine, statistics);
     if (team.thread() == 0) write_statistics(share, p, mine, statistics);
   }
 }
@@ -382,14 +397,14 @@ __global__ void __launch_bounds__(threads_of_lane_teams) layernorm_lanes_per_row
 
 template <class T, class G, int vectors, int most_threads>
 __global__ void __launch_bounds__(most_threads) layernorm_block_per_row(LayerNormForward<T, G> p) {
-  __shared__ float scratch[2 * lanes];
+  __shared__ float2 scratch[2 * lanes];
   layernorm_rows<T, G, vectors>(p, BlockTeam{scratch});
 }
 
 template <class T, class G, int vectors, int most_threads>
 __global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerNormForward<T, G> p) {
-  __shared__ float scratch[2 * lanes];
-  __shared__ float sums[2 * largest_cluster];
+  __shared__ float2 scratch[2 * lanes];
+  __shared__ float2 sums[2 * largest_cluster];
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
   layernorm_rows<T, G, vectors>(p, ClusterTeam{cluster, {scratch}, sums});
   cluster.sync();  // no block leaves while another may still write into its shared memory
@@ -401,7 +416,7 @@ __global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerN
 // x read anew in each of its three passes.
 template <class T, class G>
 __global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(LayerNormForward<T, G> p) {
-  __shared__ float scratch[2 * lanes];
+  __shared__ float2 scratch[2 * lanes];
   BlockTeam team{scratch};
   const int cols = static_cast<int>(p.cols);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
@@ -409,6 +424,7 @@ __global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(Laye
     RowShare<T, 1> share;
     load_row(share, x, cols, team.thread(), team.size());
     const int first = share.first;
+    Affine<T, G, 1> affine;
 
     const auto for_each = [&](auto f) {
       for (share.first = first; share.first < cols; share.first += share.step) {
@@ -423,7 +439,8 @@ __global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(Laye
     }
     for (share.first = first; share.first < cols; share.first += share.step) {
       share.bits[0] = load(x, share.first, cols);
-      store_row(share, p, row, statistics);
+      affine.load(p, share.first);
+      store_row(share, affine, p, row, statistics);
     }
     if (team.thread() == 0) write_statistics(share, p, row, statistics);
   }
@@ -468,14 +485,16 @@ void layer_norm(const LayerNormForward<T, G>& p, cudaStream_t stream) {
 
   // Narrow rows: two (fp32) or four (16 bits) vectors to a lane, so that each lane has 32 to 64 bytes on their way.
   constexpr int lane_vectors = sizeof(T) == 4 ? 2 : 4;
-  const bool few_rows = p.rows < 4 * device.multiprocessors;
   if (row_vectors <= 4 * lane_vectors) return launch_lanes<T, G, lane_vectors, 4>(p, stream);
   if (row_vectors <= 8 * lane_vectors) return launch_lanes<T, G, lane_vectors, 8>(p, stream);
   if (row_vectors <= 16 * lane_vectors) return launch_lanes<T, G, lane_vectors, 16>(p, stream);
-  if (row_vectors <= 32 * lane_vectors && !few_rows) return launch_lanes<T, G, lane_vectors, 32>(p, stream);
 
-  // Few rows cannot fill the device: what counts is how soon a row is done, so it gets as many threads as it can use.
-  if (few_rows && row_vectors <= 1024) return launch_block<T, G, 1, 1024>(p, stream);
+  // A problem that does not fill the device: what counts is how soon a row is done, so it gets all threads it can use.
+  const int64_t resident_threads = int64_t{2048} * device.multiprocessors;
+  const bool is_small = p.rows * row_vectors <= resident_threads && row_vectors <= most_threads_of_a_block;
+  if (is_small) return launch_block<T, G, 1, most_threads_of_a_block>(p, stream);
+
+  if (row_vectors <= 32 * lane_vectors) return launch_lanes<T, G, lane_vectors, 32>(p, stream);
   if (row_vectors <= 4 * 512) return launch_block<T, G, 4, 512>(p, stream);
   if (row_vectors <= 8 * 512) return launch_block<T, G, 8, 512>(p, stream);
 

@@ -52,7 +52,11 @@ void print_list(const Program& program) {
     for (const auto& [input, from] : variant.expectations()) {
       std::string types;
       for (const Dtype dtype : from.dtypes) types += fmt::format("{}{}", types.empty() ? " in " : ", ", name_of(dtype));
-      fmt::print("    fails on {} from {} x {}{}\n", name_of(input), from.rows, from.cols, types);
+      if (from.is_never()) {
+        fmt::print("    may fail on {}{}\n", name_of(input), types);
+      } else {
+        fmt::print("    fails on {} from {} x {}{}\n", name_of(input), from.rows, from.cols, types);
+      }
     }
   }
   fmt::print("\ninputs\n");
@@ -122,6 +126,10 @@ int run_request(const Program& program, int argc, char** argv) {
 Variant& Variant::fails_on(Input input, FailsFrom from) {
   expectations_.push_back({input, std::move(from)});
   return *this;
+}
+
+Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes) {
+  return fails_on(input, {.rows = std::numeric_limits<int64_t>::max(), .dtypes = std::move(dtypes)});
 }
 
 Variant& Variant::limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts) {

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -21,6 +22,9 @@ struct FailsFrom {
   int64_t rows = 1;
   int64_t cols = 1;
   std::vector<Dtype> dtypes = {};  // the element types that it holds for; none named: all
+
+  // No shape is so large that the variant has to fail: its result hangs on rounding, so either is accepted.
+  bool is_never() const { return rows == std::numeric_limits<int64_t>::max(); }
 };
 
 // One way to do an operation, for the types that it exists for.
@@ -46,6 +50,9 @@ class Variant {
   // The variant gives wrong results on this input from this shape on. A run in which it passes there has failed. At
   // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
+  // Whether the variant's result on this input is right hangs on rounding: on whether a compiler fuses a multiplication
+  // and an addition, say. Either is accepted, at every shape.
+  Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {});
   // The shapes that the variant can do, as a sentence ("cols at most 16384") and as a test.
   Variant& limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts);
   // How results are compared, where it is not as Problem::compare does it by itself.

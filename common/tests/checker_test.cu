@@ -212,6 +212,16 @@ TEST_F(Checker, RecordedFailuresAreAccepted) {
   EXPECT_EQ(run(smaller, {"--check-only", "--shapes", "3x1023", "--input", "uniform"}).exit_code, 1);
 }
 
+TEST_F(Checker, FailuresThatHangOnRoundingMayHappen) {
+  Program program("00_faults", "kernels with faults");
+  program.add("wrong", "", run_with_fault<Fault::wrong_at_1023>).may_fail_on(Input::normal, {Dtype::fp32});
+  program.add("right", "", run_with_fault<Fault::none>).may_fail_on(Input::normal, {Dtype::fp32});
+  const Outcome outcome = run(program, {"--check-only", "--shapes", "3x1023", "--input", "normal"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("hangs on rounding")) << outcome.output;
+  EXPECT_EQ(run(program, {"--check-only", "--shapes", "3x1023", "--input", "uniform"}).exit_code, 1);
+}
+
 TEST_F(Checker, RecordedFailuresCoverWrongNumbersOnly) {
   Program program("00_faults", "kernels with faults");
   program.add("silent", "", run_with_fault<Fault::writes_nothing>).fails_on(Input::normal, {});
