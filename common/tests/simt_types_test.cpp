@@ -433,8 +433,7 @@ TEST(SimtFloat16s, ConvertIntoEachOther) {
   EXPECT_EQ(__half_as_ushort(__half(__nv_bfloat16(1e6f))), 0x7c00);
 }
 
-// --- Intrinsics
-// --------------------------------------------------------------------------------------------------------
+// --- Intrinsics -----------------------------------------------------------------------------------------------------
 
 // 1 / sqrt(x) lies within half a last place of r where x (r - half)^2 <= 1 <= x (r + half)^2; in integers, exactly.
 // Every significand, with both parities of the exponent: the others scale by powers of two.
@@ -489,6 +488,16 @@ TEST(SimtMath, Bits) {
   EXPECT_EQ(__ffsll(1ll << 40), 41);
   EXPECT_EQ(__brev(0x00000013u), 0xc8000000u);
   EXPECT_EQ(__brevll(0x1ull), 0x8000000000000000ull);
+  // The pair 0x01234567'89abcdef, shifted by 8: the upper half after a left shift, the lower after a right one.
+  EXPECT_EQ(__funnelshift_l(0x89abcdefu, 0x01234567u, 8), 0x23456789u);
+  EXPECT_EQ(__funnelshift_r(0x89abcdefu, 0x01234567u, 8), 0x6789abcdu);
+  EXPECT_EQ(__funnelshift_l(1u, 2u, 0), 2u);
+  EXPECT_EQ(__funnelshift_r(1u, 2u, 0), 1u);
+  // A shift of 32 and more: modulo 32, or with c held at 32.
+  EXPECT_EQ(__funnelshift_l(1u, 2u, 33), 4u);
+  EXPECT_EQ(__funnelshift_r(4u, 2u, 33), 2u);
+  EXPECT_EQ(__funnelshift_lc(1u, 2u, 33), 1u);
+  EXPECT_EQ(__funnelshift_rc(1u, 2u, 33), 2u);
 }
 
 TEST(SimtMath, FloatsToIntegers) {
@@ -515,8 +524,7 @@ TEST(SimtMath, SmallerAndLarger) {
   static_assert(std::same_as<decltype(max(1.0f, 2.0f)), float>);
 }
 
-// --- Value for value against the CUDA Toolkit's headers
-// ----------------------------------------------------------------
+// --- Value for value against the CUDA Toolkit's headers -------------------------------------------------------------
 
 #ifdef WORKLOG_TOOLKIT_TYPES
 

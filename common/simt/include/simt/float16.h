@@ -76,8 +76,7 @@ inline uint16_t float_to_half_toward_zero(float value) {
   return static_cast<uint16_t>(sign | result);
 }
 
-// --- bfloat16
-// ----------------------------------------------------------------------------------------------------------
+// --- bfloat16 -------------------------------------------------------------------------------------------------------
 
 inline float bfloat16_to_float(uint16_t bfloat16) {
   return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16);
@@ -96,8 +95,7 @@ inline uint16_t float_to_bfloat16_toward_zero(float value) {
   return (bits & 0x7fffffff) > 0x7f800000 ? canonical_nan : static_cast<uint16_t>(bits >> 16);
 }
 
-// --- Directed rounding
-// -------------------------------------------------------------------------------------------------
+// --- Directed rounding ----------------------------------------------------------------------------------------------
 
 // `truncated` is `value` rounded toward zero, and `kept` what it stands for. A neighbor farther from zero is the next
 // number in the order of the bits, in both types.
@@ -117,11 +115,10 @@ inline uint16_t float_to_bfloat16(float value, Rounding rounding) {
   return round_directed(truncated, bfloat16_to_float(truncated), value, rounding);
 }
 
-// --- From wider types
-// ---------------------------------------------------------------------------------------------------- Rounding twice,
-// to float and then to 16 bits, can end at the wrong neighbor: the first step may move a value onto a tie. Rounding to
-// odd prevents it: what a float cannot hold goes to whichever neighbor has a one as its last bit. That is never a tie
-// of the second step, and lies on the side of it where the exact value was.
+// --- From wider types -----------------------------------------------------------------------------------------------
+// Rounding twice, to float and then to 16 bits, can end at the wrong neighbor: the first step may move a value onto a
+// tie. Rounding to odd prevents it: what a float cannot hold goes to whichever neighbor has a one as its last bit. That
+// is never a tie of the second step, and lies on the side of it where the exact value was.
 
 inline float to_odd_float(double value) {
   const float nearest = static_cast<float>(value);

@@ -68,6 +68,21 @@ constexpr unsigned long long __brevll(unsigned long long bits) noexcept {
          __brev(static_cast<unsigned int>(bits >> 32));
 }
 
+// The pair high:low, 64 bits, shifted left or right; the upper 32 bits of a left shift, the lower of a right one. The
+// shift counts modulo 32, or with c is held at 32.
+constexpr unsigned int __funnelshift_l(unsigned int low, unsigned int high, unsigned int shift) noexcept {
+  return static_cast<unsigned int>((static_cast<unsigned long long>(high) << 32 | low) << (shift & 31) >> 32);
+}
+constexpr unsigned int __funnelshift_r(unsigned int low, unsigned int high, unsigned int shift) noexcept {
+  return static_cast<unsigned int>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
+}
+constexpr unsigned int __funnelshift_lc(unsigned int low, unsigned int high, unsigned int shift) noexcept {
+  return shift < 32 ? __funnelshift_l(low, high, shift) : low;
+}
+constexpr unsigned int __funnelshift_rc(unsigned int low, unsigned int high, unsigned int shift) noexcept {
+  return shift < 32 ? __funnelshift_r(low, high, shift) : high;
+}
+
 // --- Arithmetic with a stated rounding -------------------------------------------------------------------------------
 // On a GPU these keep the compiler from fusing a product and a sum. A host build must not fuse either (g++ does not
 // with -std=c++20, nor clang across functions).
