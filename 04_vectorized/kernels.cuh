@@ -45,12 +45,25 @@ __device__ inline Floats<T> unpack(uint4 bits) {
   return floats;
 }
 
+// Two at a time, where one instruction rounds both.
+__device__ inline __half2 round_pair(float a, float b, __half) {
+  return __floats2half2_rn(a, b);
+}
+__device__ inline __nv_bfloat162 round_pair(float a, float b, __nv_bfloat16) {
+  return __floats2bfloat162_rn(a, b);
+}
+
 template <class T>
 __device__ inline uint4 pack(const Floats<T>& floats) {
-  T element[vector_size<T>];
+  if constexpr (sizeof(T) == 4) {
+    return {__float_as_uint(floats.at[0]), __float_as_uint(floats.at[1]), __float_as_uint(floats.at[2]),
+            __float_as_uint(floats.at[3])};
+  } else {
+    decltype(round_pair(0.0f, 0.0f, T())) pair[4];
 #pragma unroll
-  for (int k = 0; k < vector_size<T>; ++k) element[k] = static_cast<T>(floats.at[k]);
-  return *reinterpret_cast<uint4*>(element);
+    for (int k = 0; k < 4; ++k) pair[k] = round_pair(floats.at[2 * k], floats.at[2 * k + 1], T());
+    return *reinterpret_cast<uint4*>(pair);
+  }
 }
 // [/snippet]
 
@@ -61,30 +74,34 @@ __device__ inline bool is_whole(const T* row, int col, int cols) {
   return col >= 0 && col + vector_size<T> <= cols && reinterpret_cast<uintptr_t>(row + col) % 16 == 0;
 }
 
-// Columns col, col + 1, ... of a row; zeros stand for those that the row does not have.
-template <class T>
+// Columns col, col + 1, ... of a row; zeros stand for those that the row does not have. Where the caller knows that
+// every vector is whole, `always_whole`, there is nothing to ask.
+template <bool always_whole = false, class T>
 __device__ inline uint4 load(const T* row, int col, int cols) {
-  if (is_whole(row, col, cols)) return *reinterpret_cast<const uint4*>(row + col);
   T element[vector_size<T>];
+  if (always_whole || is_whole(row, col, cols)) {
+    *reinterpret_cast<uint4*>(element) = *reinterpret_cast<const uint4*>(row + col);
+  } else {
 #pragma unroll
-  for (int k = 0; k < vector_size<T>; ++k) {
-    const bool inside = col + k >= 0 && col + k < cols;
-    element[k] = inside ? row[col + k] : static_cast<T>(0.0f);
+    for (int k = 0; k < vector_size<T>; ++k) {
+      const bool inside = col + k >= 0 && col + k < cols;
+      element[k] = inside ? row[col + k] : static_cast<T>(0.0f);
+    }
   }
   return *reinterpret_cast<uint4*>(element);
 }
 
-template <class T>
+template <bool always_whole = false, class T>
 __device__ inline void store(T* row, int col, int cols, uint4 bits) {
-  if (is_whole(row, col, cols)) {
+  if (always_whole || is_whole(row, col, cols)) {
     *reinterpret_cast<uint4*>(row + col) = bits;
-    return;
-  }
-  T element[vector_size<T>];
-  *reinterpret_cast<uint4*>(element) = bits;
+  } else {
+    T element[vector_size<T>];
+    *reinterpret_cast<uint4*>(element) = bits;
 #pragma unroll
-  for (int k = 0; k < vector_size<T>; ++k) {
-    if (col + k >= 0 && col + k < cols) row[col + k] = element[k];
+    for (int k = 0; k < vector_size<T>; ++k) {
+      if (col + k >= 0 && col + k < cols) row[col + k] = element[k];
+    }
   }
 }
 
@@ -105,13 +122,14 @@ struct Parameter {
   uint4 bits[parts];
 
   // `absent` stands for every element where `parameter` is null.
+  template <bool always_whole = false>
   __device__ void load(const G* parameter, int col, int cols, float absent) {
     Floats<G> same;
 #pragma unroll
     for (int k = 0; k < vector_size<G>; ++k) same.at[k] = absent;
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
-      bits[i] = parameter ? vectorized::load(parameter, col + i * vector_size<G>, cols) : pack<G>(same);
+      bits[i] = parameter ? vectorized::load<always_whole>(parameter, col + i * vector_size<G>, cols) : pack<G>(same);
     }
   }
 

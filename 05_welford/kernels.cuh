@@ -152,7 +152,6 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
 // cluster of blocks. The steps know a team only by its size, its thread's number and its sum.
 
 inline constexpr int threads_of_lane_teams = 128;
-inline constexpr int most_threads_of_a_block = 1024;
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
 inline constexpr int largest_cluster = 8;       // blocks: what every device with clusters can run
 
@@ -225,7 +224,9 @@ struct ClusterTeam {
 //
 // The arithmetic works on x * scale. scale is 1, but for rows whose squares would overflow: there it is a small power
 // of two, by which nothing is rounded.
-template <class T, int vectors>
+// `whole`: every row is a whole number of aligned vectors. It is known at compile time, because asking for each vector
+// costs more instructions than the arithmetic has to spare.
+template <class T, int vectors, bool whole>
 struct RowShare {
   uint4 bits[vectors];
   int first;  // column of the first vector
@@ -234,10 +235,10 @@ struct RowShare {
   float scale;
 
   __device__ int column(int i) const { return first + i * step; }
-  __device__ bool is_whole(int col) const { return col >= 0 && col + vector_size<T> <= cols; }
+  __device__ bool is_whole(int col) const { return whole || (col >= 0 && col + vector_size<T> <= cols); }
   __device__ bool has(int col) const { return col >= 0 && col < cols; }
 
-  // Calls f(x * scale) for each of the row's elements in this share.
+  // Calls f(x) for each of the row's elements in this share.
   template <class Function>
   __device__ void for_each(Function f) const {
 #pragma unroll
@@ -247,11 +248,11 @@ struct RowShare {
       const Floats<T> x = unpack<T>(bits[i]);
       if (is_whole(col)) {
 #pragma unroll
-        for (int k = 0; k < vector_size<T>; ++k) f(x.at[k] * scale);
+        for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
       } else {
 #pragma unroll
         for (int k = 0; k < vector_size<T>; ++k) {
-          if (has(col + k)) f(x.at[k] * scale);
+          if (has(col + k)) f(x.at[k]);
         }
       }
     }
@@ -260,15 +261,15 @@ struct RowShare {
 // [/snippet]
 
 // [snippet: load_step]
-template <class T, int vectors>
-__device__ inline void load_row(RowShare<T, vectors>& share, const T* row, int cols, int thread, int team) {
+template <class T, int vectors, bool whole>
+__device__ inline void load_row(RowShare<T, vectors, whole>& share, const T* row, int cols, int thread, int team) {
   share.cols = cols;
   share.step = team * vector_size<T>;
-  share.first = first_column(row) + thread * vector_size<T>;
+  share.first = (whole ? 0 : first_column(row)) + thread * vector_size<T>;
   share.scale = 1.0f;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
-    share.bits[i] = share.column(i) < cols ? load(row, share.column(i), cols) : uint4{};
+    share.bits[i] = share.column(i) < cols ? load<whole>(row, share.column(i), cols) : uint4{};
   }
 }
 // [/snippet]
@@ -276,43 +277,49 @@ __device__ inline void load_row(RowShare<T, vectors>& share, const T* row, int c
 // [snippet: statistics_step]
 // The mean of x * scale in two parts, and 1 / sqrt(variance + eps) of it.
 //
-// A mean of 1e4 in a float is exact to 5e-4, and where the deviation is 1, so is every output. So the mean is kept as
-// `mean`, a float near it, plus `rest`, the mean of what is left of the values without it: x - mean is exact, or
-// nearly, wherever a large mean makes it matter, and rest is a small number with all its digits.
+// A mean of 1e4 in a float is exact to 5e-4, and where the deviation is 1, so is every output. So the mean of floats is
+// kept as `mean`, a float near it, plus `rest`, the mean of what is left of the values without it: x - mean is exact,
+// or nearly, wherever a large mean makes it matter, and rest is a small number with all its digits. Values of 16 bits
+// have no digits that a float's mean could lose: their rest is 0.
 struct Statistics {
   float mean;
   float rest;
   float rstd;
 };
 
-// Two rounds of sums over the team, of values that stay in registers: the mean, then what is left and its squares.
-// `for_each(f)` calls f(x * scale) for each of this thread's elements.
-template <class Team, class ForEach>
-__device__ inline Statistics statistics_at_scale(Team& team, float cols, float eps, ForEach for_each) {
-  float sum = 0.0f;
-  for_each([&](float x) { sum += x; });
-  const float mean = team.sum(float2{sum, 0.0f}).x / cols;
+template <class T>
+inline constexpr bool has_rest = sizeof(T) == 4;
 
-  float2 left = {0.0f, 0.0f};  // the sum of x - mean, and of its squares
+// Two rounds of sums over the team: the mean, then the squares of what is left without it, and what is left itself.
+// `for_each(f)` calls f(x) for each of this thread's elements.
+template <class T, class Team, class ForEach>
+__device__ inline Statistics statistics_at_scale(Team& team, float cols, float eps, float scale, ForEach for_each) {
+  const float share = __fdividef(1.0f, cols);  // of an element in the mean
+  float sum = 0.0f;
+  for_each([&](float x) { sum += x * scale; });
+  const float mean = team.sum(float2{sum, 0.0f}).x * share;
+
+  float2 left = {0.0f, 0.0f};
   for_each([&](float x) {
-    const float d = x - mean;
-    left.x += d;
+    const float d = x * scale - mean;
+    if (has_rest<T>) left.x += d;
     left.y += d * d;
   });
   left = team.sum(left);
-  const float rest = left.x / cols;
+  const float rest = left.x * share;
   const float m2 = left.y - left.x * rest;  // rest is tiny against the deviation: nothing cancels here
-  return {mean, rest, rsqrtf((m2 < 0.0f ? 0.0f : m2) / cols + eps)};
+  return {mean, rest, rsqrtf((m2 < 0.0f ? 0.0f : m2) * share + eps * scale * scale)};
 }
 
 // As above; a row whose sums overflow is done again, scaled down.
-template <class T, int vectors, class Team>
-__device__ inline Statistics row_statistics(RowShare<T, vectors>& share, Team& team, float eps) {
+template <class T, int vectors, bool whole, class Team>
+__device__ inline Statistics row_statistics(RowShare<T, vectors, whole>& share, Team& team, float eps) {
   const auto for_each = [&](auto f) { share.for_each(f); };
-  Statistics statistics = statistics_at_scale(team, share.cols, eps, for_each);
-  if (team.any(!(statistics.rstd > 0.0f))) {
-    if (!(statistics.rstd > 0.0f)) share.scale = small_scale;
-    statistics = statistics_at_scale(team, share.cols, eps * share.scale * share.scale, for_each);
+  Statistics statistics = statistics_at_scale<T>(team, share.cols, eps, 1.0f, for_each);
+  const bool overflowed = !(statistics.rstd > 0.0f);
+  if (team.any(overflowed)) {
+    if (overflowed) share.scale = small_scale;
+    statistics = statistics_at_scale<T>(team, share.cols, eps, share.scale, for_each);
   }
   return statistics;
 }
@@ -321,22 +328,22 @@ __device__ inline Statistics row_statistics(RowShare<T, vectors>& share, Team& t
 // [snippet: store_step]
 // gamma and beta for a share. Where a thread has one vector they are loaded with it, so that they are there when the
 // statistics are; where it has many, registers are dear, and they are loaded as they are used.
-template <class T, class G, int vectors>
+template <class T, class G, int vectors, bool whole>
 struct Affine {
   static constexpr bool is_early = vectors == 1;
   Parameter<T, G> gamma, beta;
 
   __device__ void load(const LayerNormForward<T, G>& p, int col) {
-    gamma.load(p.gamma, col, static_cast<int>(p.cols), 1.0f);
-    beta.load(p.beta, col, static_cast<int>(p.cols), 0.0f);
+    gamma.template load<whole>(p.gamma, col, static_cast<int>(p.cols), 1.0f);
+    beta.template load<whole>(p.beta, col, static_cast<int>(p.cols), 0.0f);
   }
 };
 
-template <class T, class G, int vectors>
-__device__ inline void store_row(const RowShare<T, vectors>& share, Affine<T, G, vectors>& affine,
+template <class T, class G, int vectors, bool whole>
+__device__ inline void store_row(const RowShare<T, vectors, whole>& share, Affine<T, G, vectors, whole>& affine,
                                  const LayerNormForward<T, G>& p, int64_t row, const Statistics& statistics) {
   T* y = p.y + row * p.y_stride;
-  const float shift = -statistics.rest * statistics.rstd;
+  const auto [mean, rest, rstd] = statistics;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     const int col = share.column(i);
@@ -347,17 +354,19 @@ __device__ inline void store_row(const RowShare<T, vectors>& share, Affine<T, G,
     Floats<T> v = unpack<T>(share.bits[i]);
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
-      const float d = v.at[k] * share.scale - statistics.mean;
-      v.at[k] = fmaf(fmaf(d, statistics.rstd, shift), weight.at[k], bias.at[k]);
+      // 16 bits: one multiplication and addition. Floats: x - mean must come first, where it is exact.
+      const float normalized = has_rest<T> ? fmaf(v.at[k] * share.scale - mean, rstd, -rest * rstd)
+                                           : fmaf(v.at[k], share.scale * rstd, -mean * rstd);
+      v.at[k] = fmaf(normalized, weight.at[k], bias.at[k]);
     }
-    store(y, col, share.cols, pack<T>(v));
+    store<whole>(y, col, share.cols, pack<T>(v));
   }
 }
 
 // What the caller is told is of x, without the scale.
-template <class T, class G, int vectors>
-__device__ inline void write_statistics(const RowShare<T, vectors>& share, const LayerNormForward<T, G>& p, int64_t row,
-                                        const Statistics& statistics) {
+template <class T, class G, int vectors, bool whole>
+__device__ inline void write_statistics(const RowShare<T, vectors, whole>& share, const LayerNormForward<T, G>& p,
+                                        int64_t row, const Statistics& statistics) {
   if (p.mean) p.mean[row] = (statistics.mean + statistics.rest) / share.scale;
   if (p.rstd) p.rstd[row] = statistics.rstd * share.scale;
 }
@@ -370,7 +379,7 @@ inline constexpr int rows_in_warp = 1;
 template <int width>
 inline constexpr int rows_in_warp<LaneTeam<width>> = lanes / width;
 
-template <class T, class G, int vectors, class Team>
+template <class T, class G, int vectors, bool whole, class Team>
 __device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team) {
   const int cols = static_cast<int>(p.cols);
   // The bound is that of the warp's first row: its lanes stay together.
@@ -379,9 +388,9 @@ __device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team
   for (int64_t row = first_of_warp; row < p.rows; row += team.rows_at_once()) {
     const bool is_there = row + own < p.rows;
     const int64_t mine = is_there ? row + own : row;
-    RowShare<T, vectors> share;
+    RowShare<T, vectors, whole> share;
     load_row(share, p.x + mine * p.x_stride, cols, team.thread(), team.size());
-    Affine<T, G, vectors> affine;
+    Affine<T, G, vectors, whole> affine;
     if (affine.is_early) affine.load(p, share.first);
     const Statistics statistics = row_statistics(share, team, p.eps);
     if (!is_there) continue;
@@ -390,23 +399,23 @@ __device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team
   }
 }
 
-template <class T, class G, int vectors, int width>
+template <class T, class G, int vectors, int width, bool whole>
 __global__ void __launch_bounds__(threads_of_lane_teams) layernorm_lanes_per_row(LayerNormForward<T, G> p) {
-  layernorm_rows<T, G, vectors>(p, LaneTeam<width>{});
+  layernorm_rows<T, G, vectors, whole>(p, LaneTeam<width>{});
 }
 
-template <class T, class G, int vectors, int most_threads>
+template <class T, class G, int vectors, int most_threads, bool whole>
 __global__ void __launch_bounds__(most_threads) layernorm_block_per_row(LayerNormForward<T, G> p) {
   __shared__ float2 scratch[2 * lanes];
-  layernorm_rows<T, G, vectors>(p, BlockTeam{scratch});
+  layernorm_rows<T, G, vectors, whole>(p, BlockTeam{scratch});
 }
 
-template <class T, class G, int vectors, int most_threads>
+template <class T, class G, int vectors, int most_threads, bool whole>
 __global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerNormForward<T, G> p) {
   __shared__ float2 scratch[2 * lanes];
   __shared__ float2 sums[2 * largest_cluster];
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  layernorm_rows<T, G, vectors>(p, ClusterTeam{cluster, {scratch}, sums});
+  layernorm_rows<T, G, vectors, whole>(p, ClusterTeam{cluster, {scratch}, sums});
   cluster.sync();  // no block leaves while another may still write into its shared memory
 }
 // [/snippet]
@@ -415,16 +424,16 @@ __global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerN
 // For rows that fit into no team's registers, and for wide rows on devices without clusters: the same arithmetic, with
 // x read anew in each of its three passes.
 template <class T, class G>
-__global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(LayerNormForward<T, G> p) {
+__global__ void __launch_bounds__(1024) layernorm_reread(LayerNormForward<T, G> p) {
   __shared__ float2 scratch[2 * lanes];
   BlockTeam team{scratch};
   const int cols = static_cast<int>(p.cols);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const T* x = p.x + row * p.x_stride;
-    RowShare<T, 1> share;
+    RowShare<T, 1, false> share;
     load_row(share, x, cols, team.thread(), team.size());
     const int first = share.first;
-    Affine<T, G, 1> affine;
+    Affine<T, G, 1, false> affine;
 
     const auto for_each = [&](auto f) {
       for (share.first = first; share.first < cols; share.first += share.step) {
@@ -432,10 +441,10 @@ __global__ void __launch_bounds__(most_threads_of_a_block) layernorm_reread(Laye
         share.for_each(f);
       }
     };
-    Statistics statistics = statistics_at_scale(team, p.cols, p.eps, for_each);
+    Statistics statistics = statistics_at_scale<T>(team, p.cols, p.eps, 1.0f, for_each);
     if (!(statistics.rstd > 0.0f)) {
       share.scale = small_scale;
-      statistics = statistics_at_scale(team, p.cols, p.eps * small_scale * small_scale, for_each);
+      statistics = statistics_at_scale<T>(team, p.cols, p.eps, small_scale, for_each);
     }
     for (share.first = first; share.first < cols; share.first += share.step) {
       share.bits[0] = load(x, share.first, cols);
@@ -463,59 +472,78 @@ inline Device current_device() {
   return {multiprocessors, has_clusters != 0};
 }
 
-template <class T, class G, int vectors, int width>
+// Whether every row of x and y, and gamma and beta, are whole numbers of aligned vectors.
+template <class T, class G>
+bool is_whole(const LayerNormForward<T, G>& p) {
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  const auto whole = [](int64_t elements) { return elements % vector_size<T> == 0; };
+  return whole(p.cols) && whole(p.x_stride) && whole(p.y_stride) && aligned(p.x) && aligned(p.y) && aligned(p.gamma) &&
+         aligned(p.beta);
+}
+
+template <class T, class G, int vectors, int width, bool whole>
 void launch_lanes(const LayerNormForward<T, G>& p, cudaStream_t stream) {
   const unsigned blocks = blocks_for(p.rows, threads_of_lane_teams / width);
-  launch(layernorm_lanes_per_row<T, G, vectors, width>,
+  launch(layernorm_lanes_per_row<T, G, vectors, width, whole>,
          {.grid = blocks, .block = threads_of_lane_teams, .stream = stream}, p);
 }
 
-template <class T, class G, int vectors, int most_threads>
+template <class T, class G, int vectors, int most_threads, bool whole>
 void launch_block(const LayerNormForward<T, G>& p, cudaStream_t stream) {
-  launch(layernorm_block_per_row<T, G, vectors, most_threads>,
+  launch(layernorm_block_per_row<T, G, vectors, most_threads, whole>,
          {.grid = blocks_for(p.rows, 1), .block = vectorized::threads_for(p, vectors), .stream = stream}, p);
+}
+
+template <class T, class G, int vectors, int most_threads, bool whole>
+void launch_cluster(const LayerNormForward<T, G>& p, int64_t row_vectors, unsigned blocks, cudaStream_t stream) {
+  const int64_t most_clusters = 0x7fffffff / blocks;
+  const auto clusters = static_cast<unsigned>(p.rows < most_clusters ? p.rows : most_clusters);
+  const int64_t threads = (row_vectors + vectors * blocks - 1) / (vectors * blocks);
+  launch(layernorm_cluster_per_row<T, G, vectors, most_threads, whole>,
+         {.grid = clusters * blocks,
+          .block = static_cast<unsigned>((threads + lanes - 1) / lanes * lanes),
+          .cluster = blocks,
+          .stream = stream},
+         p);
+}
+
+template <class T, class G, bool whole>
+void dispatch(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  const int64_t row_vectors = vectorized::vectors_in_row(p.x, p.x_stride, p.cols);
+  const Device device = current_device();
+
+  // Narrow rows: two (fp32) or four (16 bits) vectors to a lane, so that each lane has 32 to 64 bytes on their way.
+  constexpr int lane_vectors = sizeof(T) == 4 ? 2 : 4;
+  if (row_vectors <= 4 * lane_vectors) return launch_lanes<T, G, lane_vectors, 4, whole>(p, stream);
+  if (row_vectors <= 8 * lane_vectors) return launch_lanes<T, G, lane_vectors, 8, whole>(p, stream);
+  if (row_vectors <= 16 * lane_vectors) return launch_lanes<T, G, lane_vectors, 16, whole>(p, stream);
+
+  // A problem that does not fill the device: what counts is how soon a row is done, so it gets all threads it can use.
+  const int64_t resident_threads = int64_t{2048} * device.multiprocessors;
+  const bool is_small = p.rows * row_vectors <= resident_threads && row_vectors <= 1024;
+  if (is_small) return launch_block<T, G, 1, 1024, whole>(p, stream);
+
+  if (row_vectors <= 32 * lane_vectors) return launch_lanes<T, G, lane_vectors, 32, whole>(p, stream);
+  if (row_vectors <= 4 * 512) return launch_block<T, G, 4, 512, whole>(p, stream);
+  if (row_vectors <= 8 * 512) return launch_block<T, G, 8, 512, whole>(p, stream);
+
+  // Wide rows: the largest block, then a cluster of as few of them as hold the row.
+  if (row_vectors <= 8 * 1024) return launch_block<T, G, 8, 1024, whole>(p, stream);
+  if (device.has_clusters) {
+    for (unsigned blocks = 2; blocks <= largest_cluster; blocks *= 2) {
+      if (row_vectors <= int64_t{8} * 1024 * blocks) {
+        return launch_cluster<T, G, 8, 1024, whole>(p, row_vectors, blocks, stream);
+      }
+    }
+  }
+  launch(layernorm_reread<T, G>, {.grid = blocks_for(p.rows, 1), .block = 1024, .stream = stream}, p);
 }
 
 // The final kernel: LayerNorm over rows of any length up to 2^20, any number of them, any stride and alignment.
 template <class T, class G>
 void layer_norm(const LayerNormForward<T, G>& p, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const int64_t row_vectors = vectorized::vectors_in_row(p.x, p.x_stride, p.cols);
-  const Device device = current_device();
-
-  // Narrow rows: two (fp32) or four (16 bits) vectors to a lane, so that each lane has 32 to 64 bytes on their way.
-  constexpr int lane_vectors = sizeof(T) == 4 ? 2 : 4;
-  if (row_vectors <= 4 * lane_vectors) return launch_lanes<T, G, lane_vectors, 4>(p, stream);
-  if (row_vectors <= 8 * lane_vectors) return launch_lanes<T, G, lane_vectors, 8>(p, stream);
-  if (row_vectors <= 16 * lane_vectors) return launch_lanes<T, G, lane_vectors, 16>(p, stream);
-
-  // A problem that does not fill the device: what counts is how soon a row is done, so it gets all threads it can use.
-  const int64_t resident_threads = int64_t{2048} * device.multiprocessors;
-  const bool is_small = p.rows * row_vectors <= resident_threads && row_vectors <= most_threads_of_a_block;
-  if (is_small) return launch_block<T, G, 1, most_threads_of_a_block>(p, stream);
-
-  if (row_vectors <= 32 * lane_vectors) return launch_lanes<T, G, lane_vectors, 32>(p, stream);
-  if (row_vectors <= 4 * 512) return launch_block<T, G, 4, 512>(p, stream);
-  if (row_vectors <= 8 * 512) return launch_block<T, G, 8, 512>(p, stream);
-
-  // Wide rows: a cluster of as few blocks as hold the row.
-  if (device.has_clusters) {
-    for (unsigned blocks = 2; blocks <= largest_cluster; blocks *= 2) {
-      if (row_vectors > int64_t{8} * 512 * blocks) continue;
-      const int64_t rows_at_once = blocks_for(p.rows, 1) / blocks;
-      const auto grid = static_cast<unsigned>(p.rows < rows_at_once ? p.rows : rows_at_once) * blocks;
-      const int64_t threads = (row_vectors + 8 * blocks - 1) / (8 * blocks);
-      launch(layernorm_cluster_per_row<T, G, 8, 512>,
-             {.grid = grid,
-              .block = static_cast<unsigned>((threads + lanes - 1) / lanes * lanes),
-              .cluster = blocks,
-              .stream = stream},
-             p);
-      return;
-    }
-  }
-  launch(layernorm_reread<T, G>, {.grid = blocks_for(p.rows, 1), .block = most_threads_of_a_block, .stream = stream},
-         p);
+  is_whole(p) ? dispatch<T, G, true>(p, stream) : dispatch<T, G, false>(p, stream);
 }
 // [/snippet]
 
