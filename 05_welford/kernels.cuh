@@ -354,9 +354,8 @@ __device__ inline void store_row(const RowShare<T, vectors, whole>& share, Affin
     Floats<T> v = unpack<T>(share.bits[i]);
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
-      // 16 bits: one multiplication and addition. Floats: x - mean must come first, where it is exact.
-      const float normalized = has_rest<T> ? fmaf(v.at[k] * share.scale - mean, rstd, -rest * rstd)
-                                           : fmaf(v.at[k], share.scale * rstd, -mean * rstd);
+      const float d = v.at[k] * share.scale - mean;  // first, while it is exact; then the rest
+      const float normalized = has_rest<T> ? fmaf(d, rstd, -rest * rstd) : d * rstd;
       v.at[k] = fmaf(normalized, weight.at[k], bias.at[k]);
     }
     store<whole>(y, col, share.cols, pack<T>(v));
@@ -405,7 +404,8 @@ __global__ void __launch_bounds__(threads_of_lane_teams) layernorm_lanes_per_row
 }
 
 template <class T, class G, int vectors, int most_threads, bool whole>
-__global__ void __launch_bounds__(most_threads) layernorm_block_per_row(LayerNormForward<T, G> p) {
+__global__ void __launch_bounds__(most_threads, whole&& most_threads <= 512 ? 2 : 1)
+    layernorm_block_per_row(LayerNormForward<T, G> p) {
   __shared__ float2 scratch[2 * lanes];
   layernorm_rows<T, G, vectors, whole>(p, BlockTeam{scratch});
 }
