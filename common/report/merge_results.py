@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Joins the results of several runs of one program into one file, as `NN_name/results/<gpu>.json` holds them.
+
+    python3 common/report/merge_results.py --output 05_welford/results/h200.json square.json wide.json
+
+All runs must come from one commit, one kernel source and one model of GPU. Where two runs timed or checked the same
+thing, the later file's figure counts. The context is the first run's; every run's date and clocks are kept in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+MUST_AGREE = ("backend", "gpu", "gpu_short", "commit", "dirty", "source_hash", "compiler", "flags", "driver", "runtime")
+OF_A_RUN = ("date", "clocks_before", "clocks_after", "empty_launch_us")
+
+
+class MergeError(Exception):
+    """One sentence on why these runs do not belong together."""
+
+
+def check_key(check: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(check.get(key) for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "input"))
+
+
+def merge(runs: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The runs, each with a name for messages, as one."""
+    first_name, first = runs[0]
+    context = dict(first["context"])
+    for name, run in runs[1:]:
+        for key in MUST_AGREE:
+            if run["context"].get(key) != context.get(key):
+                raise MergeError(f"{name} and {first_name} differ in {key}: {run['context'].get(key)!r} against {context.get(key)!r}")
+    context["runs"] = [{key: run["context"][key] for key in OF_A_RUN if key in run["context"]} for _, run in runs]
+
+    merged = {key: value for key, value in first.items() if not isinstance(value, list)} | {"context": context}
+    lists = {key for _, run in runs for key, value in run.items() if isinstance(value, list)}
+    for key in sorted(lists):
+        if key == "benchmarks":
+            entries = {entry["name"]: entry for _, run in runs for entry in run.get(key, [])}
+        elif key == "checks":
+            entries = {check_key(entry): entry for _, run in runs for entry in run.get(key, [])}
+        else:
+            entries = {json.dumps(entry, sort_keys=True): entry for _, run in runs for entry in run.get(key, [])}
+        merged[key] = list(entries.values())
+    return merged
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("runs", nargs="+", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        runs = [(str(path), json.loads(path.read_text(encoding="utf-8"))) for path in options.runs]
+        text = json.dumps(merge(runs), indent=1) + "\n"
+    except (OSError, ValueError, KeyError, MergeError) as error:
+        print(f"merge_results: {error}", file=sys.stderr)
+        return 2
+    half_written = options.output.with_suffix(".part")
+    half_written.write_text(text, encoding="utf-8")
+    os.replace(half_written, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
