@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
     program.add(name, note, function)
         .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
         .fails_on(Input::constant, {.cols = 768})
+        .fails_on(Input::large_mean, {.cols = 65536})
         .fails_on(Input::huge, {.cols = 2});
   };
   add("one_big_block", "1024 rows to a block, as the article launches it", naive::one_big_block);

@@ -53,7 +53,9 @@ void print_list(const Program& program) {
       std::string types;
       for (const Dtype dtype : from.dtypes) types += fmt::format("{}{}", types.empty() ? " in " : ", ", name_of(dtype));
       if (from.is_never()) {
-        fmt::print("    may fail on {}{}\n", name_of(input), types);
+        const bool bounded = from.most_cols < std::numeric_limits<int64_t>::max();
+        const std::string shapes = bounded ? fmt::format(" with up to {} columns", from.most_cols) : "";
+        fmt::print("    may fail on {}{}{}\n", name_of(input), shapes, types);
       } else {
         fmt::print("    fails on {} from {} x {}{}\n", name_of(input), from.rows, from.cols, types);
       }
@@ -128,8 +130,9 @@ Variant& Variant::fails_on(Input input, FailsFrom from) {
   return *this;
 }
 
-Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes) {
-  return fails_on(input, {.rows = std::numeric_limits<int64_t>::max(), .dtypes = std::move(dtypes)});
+Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes, int64_t most_cols) {
+  return fails_on(input,
+                  {.rows = std::numeric_limits<int64_t>::max(), .dtypes = std::move(dtypes), .most_cols = most_cols});
 }
 
 Variant& Variant::limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts) {

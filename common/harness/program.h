@@ -21,7 +21,8 @@ namespace worklog {
 struct FailsFrom {
   int64_t rows = 1;
   int64_t cols = 1;
-  std::vector<Dtype> dtypes = {};  // the element types that it holds for; none named: all
+  std::vector<Dtype> dtypes = {};                           // the element types that it holds for; none named: all
+  int64_t most_cols = std::numeric_limits<int64_t>::max();  // it does not hold for longer rows
 
   // No shape is so large that the variant has to fail: its result hangs on rounding, so either is accepted.
   bool is_never() const { return rows == std::numeric_limits<int64_t>::max(); }
@@ -51,8 +52,10 @@ class Variant {
   // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
   // Whether the variant's result on this input is right hangs on rounding: on whether a compiler fuses a multiplication
-  // and an addition, say. Either is accepted, at every shape.
-  Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {});
+  // and an addition, say, or on two values that lie close together by chance. Either is accepted, in rows of up to
+  // `most_cols`.
+  Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {},
+                       int64_t most_cols = std::numeric_limits<int64_t>::max());
   // The shapes that the variant can do, as a sentence ("cols at most 16384") and as a test.
   Variant& limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts);
   // How results are compared, where it is not as Problem::compare does it by itself.

@@ -220,6 +220,10 @@ TEST_F(Checker, FailuresThatHangOnRoundingMayHappen) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_TRUE(outcome.says("hangs on rounding")) << outcome.output;
   EXPECT_EQ(run(program, {"--check-only", "--shapes", "3x1023", "--input", "uniform"}).exit_code, 1);
+
+  Program short_rows("00_faults", "kernels with faults");
+  short_rows.add("wrong", "", run_with_fault<Fault::wrong_at_1023>).may_fail_on(Input::normal, {}, 1022);
+  EXPECT_EQ(run(short_rows, {"--check-only", "--shapes", "3x1023", "--input", "normal"}).exit_code, 1);
 }
 
 TEST_F(Checker, RecordedFailuresCoverWrongNumbersOnly) {
