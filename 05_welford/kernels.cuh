@@ -1,11 +1,10 @@
 // Statistics that hold on every input, and the final forward kernel for every row length.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
 #include "common/harness/arguments.h"
+#include "common/harness/cluster.cuh"
 #include "common/harness/launch.cuh"
 
 namespace worklog::welford {
@@ -192,7 +191,7 @@ struct BlockTeam {
 
 // The threads of a cluster of blocks, which can write into each other's shared memory.
 struct ClusterTeam {
-  cooperative_groups::cluster_group cluster;
+  Cluster cluster;
   BlockTeam block;
   float2* sums;  // two for each block of the cluster, used in turn
   int turn = 0;
@@ -414,7 +413,7 @@ template <class T, class G, int vectors, int most_threads, bool whole>
 __global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerNormForward<T, G> p) {
   __shared__ float2 scratch[2 * lanes];
   __shared__ float2 sums[2 * largest_cluster];
-  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  const Cluster cluster = this_cluster();
   layernorm_rows<T, G, vectors, whole>(p, ClusterTeam{cluster, {scratch}, sums});
   cluster.sync();  // no block leaves while another may still write into its shared memory
 }
