@@ -223,6 +223,8 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             groups[key] = series
     if not groups:
         return None
+    # A variant looks the same in every panel and in the time chart, whatever was measured first.
+    order = list(dict.fromkeys(t.variant for t in [*(t for t in cold if t.shape == SHAPE), *cold]))
     before = stage_before(repository, stage, gpu)
     peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
     columns = min(len(groups), 3)
@@ -246,10 +248,10 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                 label = f"fastest of stage {before[:2]}" + ("†" if any(t.stale for t in line) else "")
                 shown += line
                 (handles[label],) = ax.plot([t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1)
-        for index, (variant, line) in enumerate(series.items()):
+        for variant, line in series.items():
             if not line:
                 continue
-            color, marker, dash, _ = STYLES[index % len(STYLES)]
+            color, marker, dash, _ = STYLES[order.index(variant) % len(STYLES)]
             (handles[name_of(line[0])],) = ax.plot(
                 [t.cols for t in line], [t.share_of_copy for t in line], color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5
             )
