@@ -252,9 +252,15 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             if not line:
                 continue
             color, marker, dash, _ = STYLES[order.index(variant) % len(STYLES)]
+            # Odd widths are another problem than their neighbours: they stand beside the line, hollow.
+            even, odd = [t for t in line if t.cols % 8 == 0], [t for t in line if t.cols % 8 != 0]
             (handles[name_of(line[0])],) = ax.plot(
-                [t.cols for t in line], [t.share_of_copy for t in line], color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5
+                [t.cols for t in even], [t.share_of_copy for t in even], color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5
             )
+            if odd:
+                (handles["hollow: not a multiple of 8"],) = ax.plot(
+                    [t.cols for t in odd], [t.share_of_copy for t in odd], color=color, marker=marker, linestyle="none", markersize=6, fillstyle="none"
+                )
             sentences.append(f"{operation} {dtype} {variant}: " + ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line))
         cases = {case_of(t) for t in own}
         for label, marker in PEER_MARKERS.items():
