@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Reads the hardware's counters for every stage and variant with Nsight Compute, on a GPU.
+
+    python3 common/report/counters.py --programs build/gpu/bin --output docs/counters
+
+writes docs/counters/<gpu>.json: what each kernel moved, asked for and waited for, at the shapes below. docs/profiling.md
+says which counter answers which question. Nsight Compute runs each kernel several times, with a flushed cache and
+serialized launches: its counts are those of the kernel as it stands, its times are not the ones that results/ hold.
+
+Needs ncu of the CUDA Toolkit, and the right to read counters (as root, or with NVreg_RestrictProfilingToAdminUsers=0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from programs import Failed, Program, programs_in, require_gpu, tool, write_json
+from results import ROOT, ReportError
+
+# What is asked of each kernel, by the name that tables and figures use.
+METRICS = {
+    # Memory: what went through each level, in bytes.
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_to_sm_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "sm_to_l2_bytes": "l1tex__m_l1tex2xbar_write_bytes.sum",
+    "l2_hit_percent": "lts__t_sector_hit_rate.pct",
+    "l1_hit_percent": "l1tex__t_sector_hit_rate.pct",
+    # What the warps asked for: requests, and the 32-byte sectors that they touch.
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    # Shared memory: turns of the data banks, and those that conflicts added.
+    "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    # Instructions, and how busy the schedulers were with them.
+    "instructions": "smsp__inst_executed.sum",
+    "issue_active_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l2_percent": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    # Why warps waited: warps in that state for each instruction issued.
+    "waits_memory": "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
+    "waits_shared": "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio",
+    "waits_barrier": "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
+    "waits_queue": "smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio",
+    "waits_dispatch": "smsp__average_warps_issue_stalled_not_selected_per_issue_active.ratio",
+    "cycles": "smsp__cycles_elapsed.max",
+    "duration_ns": "gpu__time_duration.sum",
+}
+
+SMALL = ("1024x1024", "256x4096")
+WIDE_COLS = (256, 1024, 4096, 8192, 16384, 65536, 131072)  # of tensors of 512 MiB
+WIDE_STAGE, WIDE_VARIANT = "05_welford", "layer_norm"
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Run:
+    program: Program
+    flags: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.program.stage} {' '.join(self.flags)}"
+
+
+def runs_of(programs: list[Program]) -> list[Run]:
+    runs = []
+    for program in programs:
+        runs += [Run(program, ("--shapes", shape)) for shape in SMALL]
+        if program.stage == WIDE_STAGE and WIDE_VARIANT in program.variants:
+            for dtype in ("fp32", "bf16"):
+                for cols in WIDE_COLS:
+                    rows = 2**29 // (cols * ELEMENT_BYTES[dtype])
+                    runs.append(Run(program, ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)))
+    return runs
+
+
+def known_metrics(ncu: str) -> set[str]:
+    """The base names of the counters that this GPU has; empty where ncu does not list them."""
+    done = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, check=False)
+    return set(re.findall(r"^(\w+__\w+)\s", done.stdout, re.MULTILINE))
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None  # "n/a": the counter does not apply to this kernel
+
+
+def launches_in(printed: str) -> list[dict[str, Any]]:
+    """The kernels of ncu's raw CSV page, in the order of their launches."""
+    lines = printed.splitlines()
+    head = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if head is None:
+        return []
+    table = list(csv.reader(io.StringIO("\n".join(lines[head:]))))
+    names = table[0]
+    launches = []
+    for row in table[2:]:  # table[1] holds the units: bytes and nanoseconds, as --print-units base has them
+        if len(row) != len(names):
+            continue
+        entry = dict(zip(names, row))
+        launches.append({
+            "kernel": entry["Kernel Name"],
+            "grid": entry["Grid Size"],
+            "block": entry["Block Size"],
+            "metrics": {name: number(entry[metric]) for name, metric in METRICS.items() if metric in entry},
+        })
+    return launches
+
+
+def product(dimensions: str) -> int:
+    """'(1024, 1, 1)' as 1024."""
+    result = 1
+    for word in re.findall(r"\d+", dimensions):
+        result *= int(word)
+    return result
+
+
+def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The context of the run, and an entry for each kernel that a variant launched."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "results.json"
+        log = Path(folder) / "counters.csv"
+        # The clocks are left as they are: the counts do not depend on them, and a shared machine's are not ours to lock.
+        command = [ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log),
+                   "--metrics", ",".join(metrics), str(run.program.path), *run.flags, "--check-only", "--input", "normal", "--resources",
+                   "--json", str(file)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        printed = log.read_text(encoding="utf-8") if log.is_file() else ""
+        if not file.is_file():
+            raise Failed(f"{run.title}: {done.stdout[-2000:]}\n{printed[-2000:]}")
+        document = json.loads(file.read_text(encoding="utf-8"))
+    measured = launches_in(printed)
+    made = document["resources"]
+    # The harness and the profiler have seen the same launches, in the same order; anything else would mix up names.
+    if [(product(l["grid"]), product(l["block"])) for l in measured] != [(r["blocks"], r["threads"]) for r in made]:
+        raise Failed(f"{run.title}: Nsight Compute saw {len(measured)} launches, the harness made {len(made)}; they do not match\n"
+                     f"{[(l['kernel'], l['grid'], l['block']) for l in measured]}\n{printed[-1500:] if not measured else ''}")
+    entries = []
+    for launch, resources in zip(measured, made):
+        entry = {key: resources[key] for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "kernel", "blocks",
+                                                 "threads", "cluster")}
+        entries.append(entry | {"metrics": launch["metrics"]})
+    return document["context"], entries
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/counters", help="folder for <gpu>.json (default: docs/counters)")
+    parser.add_argument("--stage", action="append", default=[], help="only this stage (may be given more than once)")
+    options = parser.parse_args(arguments)
+    try:
+        programs = programs_in(options.programs, options.stage)
+        context = require_gpu(programs[0], "there is no GPU here, and so no counters to read; docs/counters holds those of an H200.")
+        ncu = tool("ncu", "reads the hardware's counters")
+        known = known_metrics(ncu)
+        asked = [metric for metric in METRICS.values() if not known or metric.split(".")[0] in known]
+        for metric in METRICS.values():
+            if metric not in asked:
+                print(f"this GPU has no {metric}; it is left out")
+        stages, kernels = {}, []
+        runs = runs_of(programs)
+        for index, run in enumerate(runs, start=1):
+            print(f"[{index}/{len(runs)}] {run.title}", flush=True)
+            of_run, entries = profile(run, ncu, asked)
+            stages[run.program.stage] = {"stage": run.program.stage} | {key: of_run[key] for key in ("source_hash", "commit", "dirty")}
+            kernels += entries
+        version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
+        shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime", "compiler", "flags", "date")
+        document = {
+            "context": {key: context[key] for key in shared if key in context} | {"profiler": version[-1] if version else "ncu"},
+            "metrics": {name: metric for name, metric in METRICS.items() if metric in asked},
+            "stages": list(stages.values()),
+            "kernels": kernels,
+        }
+        path = options.output / f"{context['gpu_short']}.json"
+        write_json(path, document)
+        print(f"counters of {len(kernels)} launches written to {path}")
+    except ReportError as error:
+        print(f"counters.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The stages' programs on a GPU, for the scripts that measure and verify: found, run, and their results read.
+
+Nothing here depends on how they were built: a folder of programs is all that is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from results import ROOT, ReportError
+
+PROGRAM = re.compile(r"\d\d_[a-z0-9_]+")
+SCHEMA_ORDER = ("fp32", "fp16", "bf16")
+
+
+class NoGpu(ReportError):
+    """There is no GPU here, or the programs were built for the CPU layer."""
+
+
+class Failed(ReportError):
+    """A program found something wrong, or could not do what it was asked for."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A stage's program in a folder of programs."""
+
+    path: Path
+
+    @property
+    def stage(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program's bytes: what it was built from, with which compiler and flags."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
+
+    @cached_property
+    def listing(self) -> str:
+        return subprocess.run([self.path, "--list"], capture_output=True, text=True, check=True).stdout
+
+    @cached_property
+    def variants(self) -> list[str]:
+        return re.findall(r"^  (\w+): ", self.listing.partition("\ninputs\n")[0], re.MULTILINE)
+
+    @cached_property
+    def implementations(self) -> list[tuple[str, str, str]]:
+        """(variant, operation, dtype) of all that the program can run."""
+        found = []
+        variant = ""
+        for line in self.listing.partition("\ninputs\n")[0].splitlines():
+            if match := re.match(r"  (\w+): ", line):
+                variant = match[1]
+            elif match := re.match(r"    (\w+) in (\w+) with parameters in \w+", line):
+                found.append((variant, match[1], match[2]))
+        return list(dict.fromkeys(found))
+
+    @property
+    def operations(self) -> list[str]:
+        return list(dict.fromkeys(operation for _, operation, _ in self.implementations))
+
+    @property
+    def dtypes(self) -> list[str]:
+        there = {dtype for _, _, dtype in self.implementations}
+        return [dtype for dtype in SCHEMA_ORDER if dtype in there]
+
+    @property
+    def is_batchnorm(self) -> bool:
+        return any(operation.startswith("batchnorm") for operation in self.operations)
+
+    def run(self, flags: Sequence[str], prefix: Sequence[str] = (), timeout: float | None = None) -> tuple[int, str, dict[str, Any]]:
+        """The exit code, what was printed, and the results (empty where none were written)."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "results.json"
+            command = [*prefix, str(self.path), *flags, "--json", str(file)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
+            document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return done.returncode, done.stdout, document
+
+
+def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
+    """The stages' programs in a folder; `stages` picks by number or name. Raises ReportError where one is not there."""
+    found = [Program(path) for path in sorted(folder.glob("[0-9][0-9]_*")) if PROGRAM.fullmatch(path.name) and os.access(path, os.X_OK)]
+    if not found:
+        raise ReportError(f"there is no stage's program in {folder}")
+    if not stages:
+        return found
+    chosen = []
+    for name in stages:
+        matching = [program for program in found if program.stage == name.rstrip("/") or program.stage.startswith(f"{name}_")]
+        if not matching:
+            raise ReportError(f"there is no stage '{name}'; there are: {', '.join(program.stage for program in found)}")
+        chosen += matching
+    return chosen
+
+
+def require_gpu(program: Program, instead: str) -> dict[str, Any]:
+    """The context of a small run. Raises NoGpu, with what can be done instead, where there is nothing to run on."""
+    variant, operation, dtype = program.implementations[0]
+    flags = ["--check-only", "--shapes", "8x128", "--input", "normal", "--variant", variant, "--operation", operation, "--dtype", dtype]
+    code, printed, document = program.run(flags)
+    if "no CUDA device" in printed or (document and document["context"]["backend"] != "gpu"):
+        raise NoGpu(instead)
+    if code != 0:
+        raise Failed(f"{program.stage} fails already on 8 x 128:\n{printed.rstrip()}")
+    return document["context"]
+
+
+def tool(name: str, why: str) -> str:
+    """The path of a tool of the CUDA Toolkit. Raises ReportError."""
+    for candidate in (shutil.which(name), f"/usr/local/cuda/bin/{name}"):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise ReportError(f"{name} is not here; it comes with the CUDA Toolkit, and {why}")
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """As a whole or not at all. Lists of small objects get a line for each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half_written = path.with_suffix(".part")
+    half_written.write_text(compact(document) + "\n", encoding="utf-8")
+    os.replace(half_written, path)
+
+
+def compact(value: Any, indent: int = 0) -> str:
+    """JSON with a line for each entry of a list of objects, so that a diff shows which one changed."""
+    pad = " " * (indent + 1)
+    if isinstance(value, dict) and any(isinstance(each, (dict, list)) and each for each in value.values()) and indent < 4:
+        entries = [f"{pad}{json.dumps(key)}: {compact(each, indent + 1)}" for key, each in value.items()]
+        return "{\n" + ",\n".join(entries) + "\n" + " " * indent + "}"
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(pad + compact(each, indent + 1) for each in value) + "\n" + " " * indent + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

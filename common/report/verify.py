@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Verifies every stage on a GPU, and keeps what was found: docs/verified/<gpu>.json.
+
+    ./worklog verify                     builds first
+    python3 common/report/verify.py --programs build/gpu/bin
+
+Each stage's program checks every variant, operation and type against the fp64 reference, over the sweeps below; the test
+suites with kernels run; then every program runs under the four tools of compute-sanitizer (common/tests/sanitize.sh).
+What was found carries the hash of the kernels that it was found for. Nothing is written where something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
+from results import ROOT, ReportError
+
+NO_GPU = """there is no GPU here to verify on. What can be done instead:
+  ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest
+  ./worklog run     shows the checks of one stage after the other"""
+
+COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
+ACCEPTED = ("passed", "expected failure", "permitted failure")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run of a stage's program: what it covers, in words, and the flags."""
+
+    name: str
+    covers: str
+    flags: tuple[str, ...]
+
+
+def sweeps_of(program: Program) -> Iterator[Sweep]:
+    yield Sweep("inputs", "every input at 1024 x 1024", ("--shapes", "1024x1024", "--input", "all"))
+    yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
+                ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
+    yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
+                ("--rows", "3", "--cols", COLS, "--input", "large_mean"))
+    yield Sweep("strides", "rows with 3 elements between them, tensors that begin 1 element off their alignment",
+                ("--rows", "5", "--cols", COLS, "--row-padding", "3", "--misalign", "1", "--input", "normal"))
+    yield Sweep("misaligned", "tensors that begin 3 elements off their alignment, rows without gaps",
+                ("--rows", "132", "--cols", "127,768,1024,4096,12289,65536", "--misalign", "3", "--input", "normal"))
+    yield Sweep("absent", "no gamma, no beta, no mean, no rstd",
+                ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
+    yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
+    if program.is_batchnorm:
+        for layout in ("channels_last", "channels_first"):
+            yield Sweep(f"images, {layout}", "images of 1, 49 and 3136 pixels",
+                        ("--shapes", "2x1,32x64,8x257,64x100", "--pixels", "49", "--layout", layout, "--input", "normal,large_mean"))
+            yield Sweep(f"large images, {layout}", "images of 3136 pixels",
+                        ("--shapes", "4x3,32x64", "--pixels", "3136", "--layout", layout, "--input", "normal"))
+    elif program.dtypes:
+        # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's best.
+        dtype = program.dtypes[-1]
+        variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
+        operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
+        yield Sweep("past 2^32 elements", "1048592 rows of 4097 elements: 4.3 billion",
+                    ("--shapes", "1048592x4097", "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal",
+                     "--without", "mean,rstd"))
+
+
+def summary(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each variant, operation, type and input: how many shapes were right, and which were wrong as recorded."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for check in checks:
+        groups.setdefault(tuple(check[key] for key in ("variant", "operation", "dtype", "input")), []).append(check)
+    lines = []
+    for (variant, operation, dtype, name), group in groups.items():
+        line: dict[str, Any] = {"variant": variant, "operation": operation, "dtype": dtype, "input": name, "shapes": len(group)}
+        for verdict in ACCEPTED:
+            of_verdict = [check for check in group if check["verdict"] == verdict]
+            line[verdict.replace(" ", "_")] = len(of_verdict)
+            if verdict != "passed" and of_verdict and len(group) > 1:
+                line[f"{verdict.replace(' ', '_')}_at"] = [f"{check['rows']}x{check['cols']}" for check in of_verdict]
+        errors = [check["max_ulp_error"] for check in group if check["verdict"] == "passed" and check["max_ulp_error"] is not None]
+        line["max_ulp_error"] = max(errors) if errors else None
+        line["compared"] = sum(check["compared"] for check in group)
+        lines.append(line)
+    return lines
+
+
+def check_stage(program: Program, only: set[str]) -> dict[str, Any]:
+    """Every sweep of a stage. Raises Failed with what the program printed."""
+    sweeps = []
+    context: dict[str, Any] = {}
+    for sweep in sweeps_of(program):
+        if only and sweep.name not in only:
+            continue
+        begun = time.monotonic()
+        code, printed, document = program.run(["--check-only", *sweep.flags])
+        if code == 2 and "does not fit the device" in printed:
+            print(f"  {sweep.name}: not here: {printed.strip().splitlines()[-1]}", flush=True)
+            sweeps.append({"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "left_out": "the device's memory is too small"})
+            continue
+        if code != 0 or not document:
+            raise Failed(f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:\n{printed.rstrip()[-6000:]}")
+        checks = document["checks"]
+        lines = summary(checks)
+        counts = {verdict: sum(check["verdict"] == verdict for check in checks) for verdict in ACCEPTED}
+        seconds = time.monotonic() - begun
+        rest = "".join(f", {count} {verdict}s" for verdict, count in counts.items() if verdict != "passed" and count)
+        print(f"  {sweep.name}: {len(checks)} checks, {counts['passed']} passed{rest} ({seconds:.0f} s)", flush=True)
+        sweeps.append({"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "checks": len(checks), "results": lines})
+        context = document["context"]
+    return {"stage": program.stage, "source_hash": context["source_hash"], "commit": context["commit"], "dirty": context["dirty"],
+            "sweeps": sweeps}
+
+
+def suites_in(folder: Path) -> list[Path]:
+    """The test suites with kernels: those whose source is CUDA, without the CPU layer's own."""
+    names = sorted(path.stem for path in (ROOT / "common/tests").glob("*_test.cu") if not path.stem.startswith("simt_"))
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def run_suite(path: Path) -> dict[str, Any]:
+    done = subprocess.run([path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise Failed(f"{path.name}:\n{done.stdout.rstrip()[-6000:]}")
+    count = {word: int(match[1]) if (match := re.search(rf"\[ *{word} *\] (\d+) test", done.stdout)) else 0 for word in ("PASSED", "SKIPPED")}
+    print(f"  {path.name}: {count['PASSED']} passed" + (f", {count['SKIPPED']} skipped" if count["SKIPPED"] else ""), flush=True)
+    return {"suite": path.name, "passed": count["PASSED"], "skipped": count["SKIPPED"]}
+
+
+def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
+    """What the four tools of compute-sanitizer say of each program."""
+    tool("compute-sanitizer", "looks for bad accesses, races, reads of unwritten memory and wrong barriers")
+    command = [ROOT / "common/tests/sanitize.sh", folder, *[program.stage for program in programs]]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found: list[dict[str, Any]] = []
+    printed = []
+    assert process.stdout
+    for line in process.stdout:
+        printed.append(line)
+        if match := re.match(r"== (\w+) (\w+)", line):
+            found.append({"stage": match[1], "tool": match[2], "checks": 0, "summary": ""})
+        elif found and (match := re.match(r"(\d+) checks?: ", line)):
+            found[-1]["checks"] = int(match[1])
+        elif found and "SUMMARY: " in line:
+            found[-1]["summary"] = line.partition("SUMMARY: ")[2].strip()
+            print(f"  {found[-1]['stage']} {found[-1]['tool']}: {found[-1]['summary']}", flush=True)
+    if process.wait() != 0:
+        raise Failed("compute-sanitizer found something, or a result was wrong under it:\n" + "".join(printed)[-6000:])
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of programs and suites (default: build/gpu/bin)")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/verified", help="folder for <gpu>.json (default: docs/verified)")
+    parser.add_argument("--stage", action="append", default=[], help="only this stage, added to what is there (may be given more than once)")
+    parser.add_argument("--sweep", action="append", default=[], help="only this sweep; nothing is written")
+    parser.add_argument("--no-sanitizers", action="store_true", help="leave out compute-sanitizer; nothing is written")
+    options = parser.parse_args(arguments)
+    begun = time.monotonic()
+    try:
+        programs = programs_in(options.programs, options.stage)
+        context = require_gpu(programs[0], NO_GPU)
+        path = options.output / f"{context['gpu_short']}.json"
+        print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}", flush=True)
+        stages = []
+        for index, program in enumerate(programs, start=1):
+            print(f"[{index}/{len(programs)}] {program.stage}", flush=True)
+            stages.append(check_stage(program, set(options.sweep)))
+        print("test suites", flush=True)
+        suites = [run_suite(suite) for suite in suites_in(options.programs)]
+        if options.no_sanitizers or options.sweep:
+            print("everything asked for is right; not all was asked for, and so nothing is written")
+            return 0
+        print("compute-sanitizer", flush=True)
+        sanitizers = sanitize(options.programs, programs)
+    except Failed as error:
+        print(f"verify.py: {error}\n\nNothing was written.", file=sys.stderr)
+        return 1
+    except ReportError as error:
+        print(f"verify.py: {error}", file=sys.stderr)
+        return 2
+    for stage in stages:
+        stage["sanitizers"] = [{key: entry[key] for key in ("tool", "checks", "summary")} for entry in sanitizers if entry["stage"] == stage["stage"]]
+    shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "memory_bytes", "driver", "driver_cuda", "cuda_runtime", "compiler", "flags")
+    document = {
+        "context": {key: context[key] for key in shared if key in context} | {"date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")},
+        "suites": suites,
+        "stages": stages,
+    }
+    write_json(path, merged(path, document) if options.stage else document)
+    print(f"everything is right ({(time.monotonic() - begun) / 60:.1f} minutes); written to {shown(path)}")
+    return 0
+
+
+def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """The stages just verified, in the place of what the file says of them."""
+    if not path.is_file():
+        return document
+    before = json.loads(path.read_text(encoding="utf-8"))
+    stages = {stage["stage"]: stage for stage in [*before["stages"], *document["stages"]]}
+    return document | {"stages": [stages[name] for name in sorted(stages)]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
