@@ -64,8 +64,9 @@ METRICS = {
 }
 
 SMALL = ("1024x1024", "256x4096")
-WIDE_COLS = (256, 1024, 4096, 8192, 16384, 65536, 131072)  # of tensors of 512 MiB
-WIDE_STAGE, WIDE_VARIANT = "05_welford", "layer_norm"
+# Tensors of 512 MiB: the kernel that the ladder ends with at all row lengths, what is built on it at two.
+WIDE_STAGE, WIDE_VARIANT, WIDE_COLS = "05_welford", "layer_norm", (256, 1024, 4096, 8192, 16384, 65536, 131072)
+LATER_COLS = (1024, 8192)
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -88,6 +89,8 @@ def runs_of(programs: list[Program]) -> list[Run]:
                 for cols in WIDE_COLS:
                     rows = 2**29 // (cols * ELEMENT_BYTES[dtype])
                     runs.append(Run(program, ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)))
+        elif program.stage > WIDE_STAGE and "bf16" in program.dtypes:
+            runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16")) for cols in LATER_COLS]
     return runs
 
 
@@ -158,7 +161,8 @@ def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], lis
     for launch, resources in zip(measured, made):
         entry = {key: resources[key] for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "kernel", "blocks",
                                                  "threads", "cluster")}
-        entries.append(entry | {"metrics": launch["metrics"]})
+        takes = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "blocks_per_multiprocessor", "occupancy")
+        entries.append(entry | {"resources": {key: resources[key] for key in takes}, "metrics": launch["metrics"]})
     return document["context"], entries
 
 

@@ -6,6 +6,7 @@ A key is one of
     01_naive/thread_per_row/layernorm_forward/fp32/1024x1024/arange a check on an input
     peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
     data/article_worklog/naive                                      a figure in docs/data/
+    counters/04_vectorized/cached/layernorm_forward/fp32/1024x1024  what the hardware counted of it, with counter=NAME
 
 `best` in the place of a variant or peer is the fastest one (of a check: the one with the smallest error).
 """
@@ -52,6 +53,10 @@ COUNTERS = {
     "differing": "count",
     "compared": "count",
 }
+# Of the hardware's counters (counters.py): by the end of their name, else a count.
+HARDWARE = {"_bytes": "bytes", "_percent": "ratio", "_ns": "time"}
+HARDWARE_SIZE = {"bytes": 1.0, "ratio": 1e-2, "time": 1e-9, "count": 1.0}
+
 DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
                    "error": "max_abs_error", "count": "differing", "bytes": "bytes"}
 
@@ -132,6 +137,8 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
             raise ReportError(f"docs/data/{file}.json gives '{name}' in the unknown unit '{unit}'")
         measures, size, _ = UNITS[unit]
         return Figure(figures[name]["value"] * size, measures)
+    if key.startswith("counters/"):
+        return hardware_counter(repository, key.removeprefix("counters/"), counter, gpu)
     counter = counter or DEFAULT_COUNTER[dimension]
     if counter not in COUNTERS:
         raise ReportError(f"there is no counter '{counter}'; there are: {', '.join(COUNTERS)}")
@@ -140,6 +147,22 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
     if value is None:
         raise ReportError(f"'{key}' has no {counter}")
     return Figure(value, COUNTERS[counter], entry.stale)
+
+
+def hardware_counter(repository: Repository, name: str, counter: str | None, gpu: str) -> Figure:
+    """A counter of all the kernels that a variant launches: sums add up, and what is a share is that of the longest kernel."""
+    results = repository.counters(gpu)
+    launches = [launch for launch in results.launches if launch.name == name]
+    if not launches:
+        near = difflib.get_close_matches(name, [launch.name for launch in results.launches], n=1, cutoff=0)
+        raise ReportError(f"{results.path.relative_to(repository.root)} has no '{name}'; the nearest there is '{near[0] if near else 'nothing'}'")
+    if not counter or any(counter not in launch.values for launch in launches):
+        raise ReportError(f"'{counter or ''}' is no counter of {name}; there are: {', '.join(launches[0].values)}")
+    dimension = next((what for end, what in HARDWARE.items() if counter.endswith(end)), "count")
+    adds_up = dimension in ("bytes", "count", "time") and not counter.startswith("waits_")
+    longest = max(launches, key=lambda launch: launch.values.get("duration_ns", 0))
+    value = sum(launch.values[counter] for launch in launches) if adds_up else longest.values[counter]
+    return Figure(value * HARDWARE_SIZE[dimension], dimension, any(launch.stale for launch in launches))
 
 
 def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[str, bool]:
@@ -175,7 +198,8 @@ def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[s
     if unit == "percent" and "digits" not in options:
         text = percent(found.value)
     elif dimension in ("count", "bytes") and "digits" not in options and float(found.value / size).is_integer():
-        text = f"{int(found.value / size)}{suffix}"
+        whole = int(found.value / size)
+        text = (f"{whole:,}".replace(",", "\u202f") if whole >= 10000 else f"{whole}") + suffix
     else:
         text = significant(found.value / size, int(digits)) + suffix
     return text + ("†" if found.stale else ""), found.stale

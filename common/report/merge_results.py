@@ -51,6 +51,13 @@ def merge(runs: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return merged
 
 
+def write(path: Path, document: dict[str, Any]) -> None:
+    """As a whole or not at all."""
+    half_written = path.with_suffix(".part")
+    half_written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(half_written, path)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", required=True, type=Path)
@@ -58,13 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         runs = [(str(path), json.loads(path.read_text(encoding="utf-8"))) for path in options.runs]
-        text = json.dumps(merge(runs), indent=1) + "\n"
+        write(options.output, merge(runs))
     except (OSError, ValueError, KeyError, MergeError) as error:
         print(f"merge_results: {error}", file=sys.stderr)
         return 2
-    half_written = options.output.with_suffix(".part")
-    half_written.write_text(text, encoding="utf-8")
-    os.replace(half_written, options.output)
     return 0
 
 

@@ -133,12 +133,44 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One kernel that a variant launched, with what it takes of a multiprocessor or what the hardware counted of it."""
+
+    stage: str
+    variant: str
+    operation: str
+    dtype: str
+    rows: int
+    cols: int
+    kernel: str
+    blocks: int
+    threads: int  # of a block
+    cluster: int  # blocks
+    values: dict[str, float]
+    pixels: int = 1
+    stale: bool = False
+
+    @property
+    def shape(self) -> str:
+        return shape_name(self.rows, self.cols, self.pixels)
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.variant}/{self.operation}/{self.dtype}/{self.shape}"
+
+    @property
+    def tensor_mib(self) -> float:
+        return self.rows * self.cols * self.pixels * ELEMENT_BYTES[self.dtype] / 2**20
+
+
+@dataclass(frozen=True)
 class ResultFile:
     path: Path
     context: dict[str, str]
     timings: tuple[Timing, ...]
     checks: tuple[Check, ...]
     stale: bool = False
+    launches: tuple[Launch, ...] = ()
 
 
 def read_json(path: Path, root: Path) -> dict:
@@ -201,6 +233,17 @@ def check_of(entry: dict, stale: bool) -> Check:
     )
 
 
+def launch_of(entry: dict, values: dict, stale: bool) -> Launch:
+    whole = ("rows", "cols", "blocks", "threads", "cluster")
+    return Launch(
+        **{key: entry[key] for key in ("stage", "variant", "operation", "dtype", "kernel")},
+        **{key: int(entry[key]) for key in whole},
+        values={key: float(value) for key, value in values.items() if isinstance(value, (int, float)) and not isinstance(value, bool)},
+        pixels=int(entry.get("pixels", 1)),
+        stale=stale,
+    )
+
+
 class Repository:
     """The repository's figures, read when asked for."""
 
@@ -208,6 +251,8 @@ class Repository:
         self.root = root.resolve()
         self.stage_results = lru_cache(None)(self._stage_results)
         self.peers = lru_cache(None)(self._peers)
+        self.counters = lru_cache(None)(self._counters)
+        self.verified = lru_cache(None)(self._verified)
         self.data = lru_cache(None)(self._data)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
@@ -228,9 +273,10 @@ class Repository:
         try:
             timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
             checks = tuple(check_of(e, stale) for e in document.get("checks", []))
+            launches = tuple(launch_of(e, e, stale) for e in document.get("resources", []))
         except (KeyError, ValueError, TypeError) as error:
             raise ReportError(f"{path.relative_to(self.root)} has an entry that is not as it should be: {error!r}") from None
-        return ResultFile(path, context, timings, checks, stale)
+        return ResultFile(path, context, timings, checks, stale, launches)
 
     def _peers(self, gpu: str = DEFAULT_GPU) -> ResultFile:
         """What other libraries took, on the same GPU model; written by hand once from a measured run."""
@@ -250,6 +296,28 @@ class Repository:
         timings = tuple(best.values())
         checks = tuple(check_of({"stage": PEERS, **entry}, False) for entry in document.get("checks", []))
         return ResultFile(path, document["context"], timings, checks)
+
+    def is_stale(self, entry: dict) -> bool:
+        """Whether a stage's entry of counters or verification is of an earlier version of its kernels."""
+        return entry["stage"] not in self.stages() or entry["source_hash"] != self.hash_now(entry["stage"])
+
+    def _counters(self, gpu: str = DEFAULT_GPU) -> ResultFile:
+        """What Nsight Compute counted, as counters.py wrote it: launches of all stages."""
+        path = self.root / "docs" / "counters" / f"{gpu}.json"
+        document = read_json(path, self.root)
+        stale = {entry["stage"]: self.is_stale(entry) for entry in document["stages"]}
+        launches = tuple(launch_of(e, e["metrics"] | e.get("resources", {}), stale[e["stage"]]) for e in document["kernels"])
+        return ResultFile(path, document["context"], (), (), any(stale.values()), launches)
+
+    def has_counters(self, gpu: str) -> bool:
+        return (self.root / "docs" / "counters" / f"{gpu}.json").is_file()
+
+    def has_verified(self, gpu: str) -> bool:
+        return (self.root / "docs" / "verified" / f"{gpu}.json").is_file()
+
+    def _verified(self, gpu: str = DEFAULT_GPU) -> dict:
+        """What verify.py found, as it wrote it."""
+        return read_json(self.root / "docs" / "verified" / f"{gpu}.json", self.root)
 
     def has_peers(self, gpu: str) -> bool:
         return (self.root / "common" / "report" / "peers" / f"{gpu}.json").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +13,14 @@ from typing import TypeVar
 
 from figures import percent, significant
 from markdown import title_of
-from results import MODES, PEERS, Check, Repository, ReportError, ResultFile, Timing, baseline_of
+from results import MODES, PEERS, Check, Launch, Repository, ReportError, ResultFile, Timing, baseline_of
 
 DAGGER_NOTE = "† measured on an earlier version of the kernel"
 MISSING = "–"
 BASELINES = {"copy": "a copy of the same bytes", "stream": "a stream of the same reads and writes"}
 PEERS_EXCEPT = ("torch.copy_",)  # the baseline is not a rival
 
-Entry = TypeVar("Entry", Timing, Check)
+Entry = TypeVar("Entry", Timing, Check, Launch)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
     return left
 
 
-def near_mib(place: Place, entries: list[Timing]) -> list[Timing]:
+def near_mib(place: Place, entries: list[Entry]) -> list[Entry]:
     """The entries whose tensor is of the size in the option mib, to within a twentieth (odd widths do not divide)."""
     if "mib" not in place.options:
         return entries
@@ -408,10 +409,150 @@ def ladder_all(place: Place) -> Table:
     return Table(text + caption([what, missing, *source_note(place, sources)], stale), stale)
 
 
+# --- What the kernels take, and what the hardware counted -------------------------------------------------------------
+def short_kernel(name: str) -> str:
+    """Without the namespaces, also in template arguments: layernorm_two_pass<&tree_sum>."""
+    return re.sub(r"(?:\w+::)+", "", name)
+
+
+def launches_table(place: Place, launches: Sequence[Launch], files: Sequence[ResultFile], columns: Sequence[tuple[str, Callable[[Launch], str]]],
+                   what: str) -> Table:
+    """A line for each launch: the variant, what is not the same in all lines, the kernel, then `columns`."""
+    dimensions: list[tuple[str, Callable[[Launch], str]]] = [
+        ("operation", lambda e: f"`{e.operation}`"),
+        ("dtype", lambda e: e.dtype),
+        ("shape", lambda e: e.shape.replace("x", " x ")),
+    ]
+    varying = [(name, text) for name, text in dimensions if len({text(e) for e in launches}) > 1]
+    common = [text(launches[0]) for name, text in dimensions if (name, text) not in varying]
+    several_stages = len({e.stage for e in launches}) > 1
+    lines = [
+        [*([e.stage[:2]] if several_stages else []), dagger(f"`{e.variant}`", e.stale), *[text(e) for _, text in varying], *[text(e) for _, text in columns]]
+        for e in launches
+    ]
+    head = [*(["stage"] if several_stages else []), "variant", *[name for name, _ in varying], *[name for name, _ in columns]]
+    stale = any(e.stale for e in launches)
+    left = int(several_stages) + 1 + len(varying) + sum(name == "kernel" for name, _ in columns)
+    return Table(markdown_table(head, lines, left) + caption([what, ", ".join(common), *source_note(place, files)], stale), stale)
+
+
+def resources(place: Place) -> Table:
+    """Registers, shared memory, spills and occupancy of a stage's kernels, as the compiler and the driver give them."""
+    results = place.repository.stage_results(place.stage(), place.gpu)
+    files = [results]
+    found = list(results.launches)
+    if place.repository.has_counters(place.gpu):
+        # The profiler's runs are of more shapes; what both have is told once.
+        there = {(e.name, e.kernel, e.blocks) for e in found}
+        of_stage = [e for e in place.repository.counters(place.gpu).launches if e.stage == place.stage() and "registers" in e.values]
+        found += [e for e in of_stage if (e.name, e.kernel, e.blocks) not in there]
+        files += [place.repository.counters(place.gpu)] if of_stage else []
+    launches = select(place, found, results.path)
+    if not launches:
+        raise ReportError(f"{results.path.relative_to(place.repository.root)} has no resources: time the stage with --resources")
+    count = lambda key: lambda e: f"{e.values[key]:.0f}"  # noqa: E731
+    columns = [
+        ("kernel", lambda e: f"`{short_kernel(e.kernel)}`"),
+        ("blocks x threads", lambda e: f"{e.blocks} x {e.threads}" + (f", clusters of {e.cluster}" if e.cluster > 1 else "")),
+        ("registers", count("registers")),
+        ("spilled, B", count("local_bytes")),
+        ("shared, B", lambda e: f"{e.values['static_shared_bytes'] + e.values['dynamic_shared_bytes']:.0f}"),
+        ("blocks per SM", count("blocks_per_multiprocessor")),
+        ("occupancy", lambda e: f"{e.values['occupancy'] * 100:.0f} %"),
+    ]
+    what = "Registers and spilled bytes are a thread's, shared memory a block's; occupancy is the share of a multiprocessor's threads that can be there at once"
+    return launches_table(place, launches, files, columns, what)
+
+
+COUNTER_TITLES = {
+    "dram_read_bytes": "DRAM read, MB", "dram_write_bytes": "DRAM written, MB", "l2_to_sm_bytes": "L2 to SM, MB", "sm_to_l2_bytes": "SM to L2, MB",
+    "global_load_requests": "load requests", "global_load_sectors": "load sectors", "global_store_requests": "store requests",
+    "global_store_sectors": "store sectors", "shared_wavefronts": "shared wavefronts", "shared_bank_conflicts": "bank conflicts",
+    "instructions": "warp instructions", "issue_active_percent": "issue slots used", "occupancy_percent": "warps there", "dram_percent": "DRAM used",
+    "l2_percent": "L2 used", "l1_percent": "L1 used", "l2_hit_percent": "L2 hits", "l1_hit_percent": "L1 hits", "waits_memory": "waiting for memory",
+    "waits_shared": "for shared memory", "waits_barrier": "at a barrier", "waits_queue": "for the load queue", "waits_dispatch": "not selected",
+    "duration_ns": "µs",
+    "sectors_per_load": "sectors per load", "sectors_per_store": "sectors per store",
+}
+RATIOS = {"sectors_per_load": ("global_load_sectors", "global_load_requests"), "sectors_per_store": ("global_store_sectors", "global_store_requests")}
+
+
+def counter_text(launch: Launch, name: str) -> str:
+    if name in RATIOS:
+        above, below = (launch.values.get(key) for key in RATIOS[name])
+        return f"{above / below:.2f}" if above is not None and below else MISSING
+    value = launch.values.get(name)
+    if value is None:
+        return MISSING
+    if name.endswith("_bytes"):
+        return f"{value / 1e6:.2f}" if value < 1e8 else f"{value / 1e6:.0f}"
+    if name.endswith("_percent"):
+        return f"{value:.0f} %"
+    if name.endswith("_ns"):
+        return significant(value / 1e3)
+    return f"{value:.1f}" if name.startswith("waits_") else f"{value:.0f}"
+
+
+def counters(place: Place) -> Table:
+    """What Nsight Compute counted: the counters that `show` names, for all stages or one."""
+    results = place.repository.counters(place.gpu)
+    launches = list(results.launches)
+    if "stage" in place.options:
+        launches = [e for e in launches if e.stage == place.stage()]
+    launches = near_mib(place, select(place, launches, results.path))
+    names = place.chosen("show")
+    known = [*COUNTER_TITLES]
+    for name in names:
+        if name not in known:
+            raise ReportError(f"there is no counter '{name}'; there are: {', '.join(known)}")
+    if not names or not launches:
+        raise ReportError("show is missing: which counters?" if not names else f"{results.path.relative_to(place.repository.root)} has no such launches")
+    columns = [(COUNTER_TITLES[name], lambda e, name=name: counter_text(e, name)) for name in names]
+    return launches_table(place, launches, [results], columns, "Counted by Nsight Compute, with the L2 cache flushed before each kernel")
+
+
+def verified(place: Place) -> Table:
+    """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage."""
+    if not place.repository.has_verified(place.gpu):
+        return Table(f"*Nothing was verified on {place.gpu} yet.*", False)
+    document = place.repository.verified(place.gpu)
+    path = place.repository.root / "docs" / "verified" / f"{place.gpu}.json"
+    lines, stale = [], False
+    for stage in document["stages"]:
+        old = place.repository.is_stale(stage)
+        stale = stale or old
+        results_of = [line for sweep in stage["sweeps"] for line in sweep.get("results", [])]
+        total = {key: sum(line[key] for line in results_of) for key in ("passed", "expected_failure", "permitted_failure", "compared")}
+        clean = {entry["tool"]: entry["summary"] for entry in stage["sanitizers"]}
+        lines.append([
+            dagger(stage["stage"], old),
+            f"`{stage['source_hash'][:10]}`",
+            f"{sum(sweep.get('checks', 0) for sweep in stage['sweeps'])}",
+            f"{total['passed']}",
+            f"{total['expected_failure']}",
+            f"{total['permitted_failure']}",
+            f"{total['compared'] / 1e9:.1f}",
+            *[re.match(r"\d+", clean[tool])[0] if tool in clean else MISSING for tool in SANITIZERS],
+        ])
+    missing = [stage for stage in place.repository.stages() if stage not in {entry["stage"] for entry in document["stages"]}]
+    head = ["stage", "kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹", *SANITIZERS]
+    context = document["context"]
+    origin = f"{context['gpu']}, driver {context.get('driver', 'unknown')}, {context['date'][:10]}: {place.link(path)}"
+    suites = sum(suite["passed"] for suite in document["suites"])
+    parts = [f"The four tools of compute-sanitizer: errors found. The test suites with kernels: {suites} tests passed",
+             f"Not verified yet: {', '.join(missing)}" if missing else "", origin]
+    return Table(markdown_table(head, lines, 2) + caption(parts, stale), stale)
+
+
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
 ENTRY_OPTIONS = {"stage", "gpu", "operation", "dtype", "shape", "rows", "cols", "variant"}
 TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "ladder": (ladder, ENTRY_OPTIONS | {"timing", "mib", "previous", "peers"}),
     "sweep": (sweep, ENTRY_OPTIONS | {"timing", "mib", "value", "peers"}),
     "numerics": (numerics, ENTRY_OPTIONS | {"peers"}),
+    "resources": (resources, ENTRY_OPTIONS),
+    "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
+    "verified": (verified, {"gpu"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }

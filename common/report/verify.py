@@ -26,7 +26,7 @@ from typing import Any
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
 from results import ROOT, ReportError
 
-NO_GPU = """there is no GPU here to verify on. What can be done instead:
+NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be done instead:
   ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest
   ./worklog run     shows the checks of one stage after the other"""
 

@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Times every stage on this machine's GPU and writes NN_name/results/<gpu>.json.
+
+    ./worklog bench                  the quick grid: two minutes on one GPU
+    ./worklog bench --full           the grid of the committed results
+    ./worklog bench --stage 07       one stage
+    python3 common/report/bench.py --programs build/gpu/bin --output my/run
+
+Each stage's program checks its kernels before and after it times them. Where a check fails, or the GPU's clocks sink while
+it is timed, nothing is written for that stage. Stopped with Ctrl-C, the next call goes on where this one was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import merge_results
+from programs import Failed, Program, programs_in, require_gpu, shown
+from results import ROOT, ReportError
+
+NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. What can be done instead:
+  ./worklog run       checks every kernel on the CPU layer
+  ./worklog charts    draws the charts of the committed results"""
+
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
+ALL_COLS = (64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072)  # of finished kernels
+FINISHED_FROM = "05"
+TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
+SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of a stage's program."""
+
+    program: Program
+    name: str
+    flags: tuple[str, ...]
+    weight: float  # about its seconds, to tell how much is left
+
+    def kept(self, folder: Path) -> Path:
+        """Where the run's results wait until all of the stage's are there. Another build has other names."""
+        words = re.sub(r"[^a-z0-9]+", "-", self.name)
+        return folder / f"{self.program.stage}-{words}-{self.program.fingerprint}.json"
+
+
+def widths(mib: int, dtype: str, all_cols: Sequence[int]) -> str:
+    """As many rows of each length as fill `mib` MiB, as --shapes takes them."""
+    return ",".join(f"{mib * 2**20 // (cols * ELEMENT_BYTES[dtype])}x{cols}" for cols in all_cols)
+
+
+def runs_of(program: Program, full: bool) -> Iterator[Run]:
+    seconds = 0.5 if full else 0.1
+    mib = 512 if full else 128
+    count = {dtype: sum(d == dtype for _, _, d in program.implementations) for dtype in program.dtypes}
+
+    def run(name: str, flags: Sequence[str], timings: int, each: float, host: float = 0.0) -> Run:
+        return Run(program, name, (*flags, "--max-seconds-per-timing", str(each)), 1 + timings * (each + 0.15) + host)
+
+    if program.is_batchnorm:
+        for pixels, shapes in ((1, "65536x1024,1048576x256"), (49, "512x2048"), (3136, "256x64" if full else "64x64")):
+            for dtype in program.dtypes:
+                yield run(f"{pixels} pixels, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--dtype", dtype, "--input", "normal",
+                                                        "--time", "cold"), count[dtype] * len(shapes.split(",")), seconds / 2, 4)
+    square = count[program.dtypes[0]] * 3 * len(program.dtypes)
+    yield run("1024 x 1024", ("--shapes", "1024x1024", "--dtype", "all", "--input", "all", "--time", "cold,warm,graph", "--resources"), square, seconds, 3)
+    finished = program.stage[:2] >= FINISHED_FROM
+    if program.is_batchnorm:
+        return
+    for dtype in ("fp32", "bf16"):
+        if dtype not in program.dtypes:
+            continue
+        cols = ALL_COLS if full and finished else FEW_COLS
+        # One call for each width where that takes long: what is done is kept when the rest is stopped.
+        for part in ([(c,) for c in cols] if full and finished else [cols]):
+            label = f"{mib} MiB, {dtype}" + (f", {part[0]} columns" if len(part) == 1 else "")
+            yield run(label, ("--shapes", widths(mib, dtype, part), "--dtype", dtype, "--input", "normal", "--time", "cold"),
+                      count[dtype] * len(part), seconds / 2, 1.5 * len(part) * count[dtype] * mib / 512)
+    if full and finished:
+        for dtype in ("fp16", "bf16"):
+            if dtype not in program.dtypes:
+                continue
+            if dtype == "fp16":
+                shapes, name = ",".join(f"4096x{cols}" for cols in TRITON_COLS), "4096 rows, fp16"
+                yield run(name, ("--shapes", shapes, "--dtype", dtype, "--input", "normal", "--time", "cold"), 12 * count[dtype], seconds / 2, 4)
+            else:
+                yield run("few rows, bf16", ("--shapes", "1x8192,64x4096", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
+                          6 * count[dtype], seconds / 2)
+
+
+def clocks_of(text: str) -> list[float]:
+    """[SM clock, memory clock] in MHz from '1980 MHz, 3201 MHz, 34, 187.59 W'; empty where nvidia-smi did not say."""
+    return [float(value) for value in re.findall(r"([\d.]+) MHz", text)]
+
+
+class Clocks:
+    """The highest clocks seen so far, against which a run is held."""
+
+    def __init__(self) -> None:
+        self.highest: list[float] = []
+
+    def sank(self, context: dict[str, Any]) -> str:
+        """A sentence where the GPU was slower after the run than it had been before, else nothing."""
+        before, after = clocks_of(context.get("clocks_before", "")), clocks_of(context.get("clocks_after", ""))
+        if not before or len(before) != len(after):
+            return ""
+        # An idle GPU's clock is low before the run: what counts is the highest that it has reached.
+        self.highest = [max(values) for values in zip(before, after, self.highest or before)]
+        for what, most, now in zip(("multiprocessors'", "memory's"), self.highest, after):
+            if now < SUNK * most:
+                return f"the {what} clock sank from {most:.0f} to {now:.0f} MHz while it was timed"
+        return ""
+
+
+def clock_text(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def measure(run: Run, clocks: Clocks) -> dict[str, Any]:
+    """The results of one run. Raises Failed where they must not be used."""
+    for attempt in (1, 2):
+        code, printed, document = run.program.run(run.flags)
+        if code == 2 and "does not fit the device" in printed:
+            return {}
+        if code != 0 or not document:
+            raise Failed(f"{run.program.stage}, {run.name}: a check failed, or a timing could not be taken (exit code {code}).\n{printed.rstrip()[-5000:]}")
+        sentence = clocks.sank(document["context"])
+        if not sentence:
+            return document
+        if attempt == 1:
+            print(f"    {sentence}; once more in 20 seconds", flush=True)
+            time.sleep(20)
+    raise Failed(f"{run.program.stage}, {run.name}: {sentence}, twice. Times taken so would not be comparable: let the GPU cool down, or raise its "
+                 "power limit; `nvidia-smi -q -d PERFORMANCE` says what holds it back.")
+
+
+def destination(program: Program, gpu: str, output: Path | None) -> Path:
+    return output / f"{program.stage}.json" if output else ROOT / program.stage / "results" / f"{gpu}.json"
+
+
+def refuse_to_replace(program: Program, path: Path, full: bool) -> None:
+    """A quick run does not take the place of a full one of the same kernel."""
+    if full or not path.is_file():
+        return
+    context = json.loads(path.read_text(encoding="utf-8")).get("context", {})
+    if context.get("grid", "full") == "full":
+        raise ReportError(f"{shown(path)} holds a full run, which a quick one would replace: run with --full, or keep the quick run elsewhere with "
+                          "--output my/run")
+
+
+def finish_stage(program: Program, runs: Sequence[Run], kept: Path, path: Path, grid: str) -> None:
+    documents = [(run.name, json.loads(run.kept(kept).read_text(encoding="utf-8"))) for run in runs]
+    documents = [(name, document) for name, document in documents if document]
+    merged = merge_results.merge(documents)
+    merged["context"]["grid"] = grid
+    path.parent.mkdir(parents=True, exist_ok=True)
+    merge_results.write(path, merged)
+    for run in runs:
+        run.kept(kept).unlink()
+    print(f"  {program.stage}: {len(merged['benchmarks'])} timings written to {shown(path)}", flush=True)
+
+
+def show_best(path: Path) -> None:
+    """The fastest variant at 1024 x 1024, as a word on the way."""
+    benchmarks = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+    cold = [b for b in benchmarks if "/fp32/1024x1024/cold" in b["name"] and "median_seconds" in b]
+    if cold:
+        best = min(cold, key=lambda b: b["median_seconds"])
+        share = f", {best['share_of_copy'] * 100:.0f} % of a copy's speed" if best.get("share_of_copy") else ""
+        print(f"    fastest at 1024 x 1024, fp32, cold: {best['name'].split('/')[1]}, {best['median_seconds'] * 1e6:.2f} us{share}", flush=True)
+
+
+def bench(options: argparse.Namespace) -> int:
+    programs = programs_in(options.programs, options.stage)
+    grid = "full" if options.full else "quick"
+    plan = {program: list(runs_of(program, options.full)) for program in programs}
+    if options.plan:
+        for program, runs in plan.items():
+            for run in runs:
+                print(f"{program.stage} {' '.join(run.flags)}")
+        return 0
+    context = require_gpu(programs[0], NO_GPU)
+    gpu = context["gpu_short"]
+    for program in programs:
+        refuse_to_replace(program, destination(program, gpu, options.output), options.full)
+    kept = options.work / f"{gpu}-{grid}"
+    if options.fresh and kept.exists():
+        shutil.rmtree(kept)
+    kept.mkdir(parents=True, exist_ok=True)
+
+    everything = [run for runs in plan.values() for run in runs]
+    left = sum(run.weight for run in everything if not run.kept(kept).is_file())
+    before = sum(run.kept(kept).is_file() for run in everything)
+    resumed = f"; {before} of {len(everything)} runs were done before and are kept" if before else ""
+    print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}: the {grid} grid, about {max(1, round(left / 60))} minutes{resumed}", flush=True)
+    begun, done, failed, clocks = time.monotonic(), 0.0, [], Clocks()
+    number = 0
+    for program, runs in plan.items():
+        try:
+            for run in runs:
+                number += 1
+                if run.kept(kept).is_file():
+                    continue
+                gone = time.monotonic() - begun
+                # What the weights promise, corrected by how the runs so far kept to it.
+                pace = gone / done if done > 20 else 1.0
+                print(f"[{number}/{len(everything)}] {program.stage}, {run.name} · {clock_text(gone)} gone, about {clock_text((left - done) * pace)} left",
+                      flush=True)
+                document = measure(run, clocks)
+                if not document:
+                    print("    does not fit the device; left out", flush=True)
+                half_written = run.kept(kept).with_suffix(".part")
+                half_written.write_text(json.dumps(document), encoding="utf-8")
+                half_written.replace(run.kept(kept))
+                done += run.weight
+            path = destination(program, gpu, options.output)
+            finish_stage(program, runs, kept, path, grid)
+            show_best(path)
+        except Failed as error:
+            failed.append(program.stage)
+            done += sum(run.weight for run in runs if not run.kept(kept).is_file())
+            number = sum(len(r) for p, r in plan.items() if p.stage <= program.stage)
+            print(f"\n{error}\nNothing is written for {program.stage}.\n", file=sys.stderr, flush=True)
+    if failed:
+        print(f"no results for: {', '.join(failed)}", file=sys.stderr)
+        return 1
+    print(f"done in {clock_text(time.monotonic() - begun)}. ./worklog charts --gpu {gpu} draws them."
+          if not options.output else f"done in {clock_text(time.monotonic() - begun)}; ./worklog charts --compare draws two files beside each other")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="./worklog bench", description=__doc__.splitlines()[0])
+    grids = parser.add_mutually_exclusive_group()
+    grids.add_argument("--quick", action="store_true", help="two minutes: 1024 x 1024, and tensors of 128 MiB (the default)")
+    grids.add_argument("--full", action="store_true", help="all shapes of the committed results, tensors of 512 MiB")
+    parser.add_argument("--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be given more than once)")
+    parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has kept")
+    parser.add_argument("--plan", action="store_true", help="print the calls that would be made, and stop")
+    parser.add_argument("--output", type=Path, help="folder to write NN_name.json to, in the place of NN_name/results/<gpu>.json")
+    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/bench", help="folder for what an interrupted run keeps (default: build/bench)")
+    options = parser.parse_args(arguments)
+    try:
+        return bench(options)
+    except KeyboardInterrupt:
+        print("\nstopped. The same call goes on from here; --fresh begins anew.", file=sys.stderr)
+        return 130
+    except (ReportError, merge_results.MergeError) as error:
+        print(f"./worklog bench: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+#!/usr/bin/env python3
+"""Builds the repository's pages as a web site with MkDocs Material, and serves it on this machine.
+
+    ./worklog docs              builds site/ and serves it on http://127.0.0.1:8000 until Ctrl-C
+    ./worklog docs --build      builds only
+    ./worklog docs --check      builds, then looks at every page in headless Chromium
+
+The pages are the repository's own Markdown files, as they lie: README.md, the writeups, docs/, the rooms' README.md. Copies
+go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file that a page links to becomes
+a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import json
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from markdown import split_fences, title_of
+from results import ROOT, ReportError
+from source_hash import stage_folders
+
+SOURCE, SITE = ROOT / "build/site-source", ROOT / "site"
+LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh", "": "sh", ".txt": "text", ".yml": "yaml"}
+COPIED = {".svg", ".png", ".json", ".cff"}
+LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
+SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "your-gpu.md", "resources.md", "verified.md", "glossary.md")
+
+
+def documents() -> list[Path]:
+    """The pages, in the order of the navigation."""
+    found = [ROOT / "README.md"]
+    found += [ROOT / stage / "README.md" for stage in stage_folders(ROOT) if (ROOT / stage / "README.md").is_file()]
+    docs = sorted((ROOT / "docs").glob("*.md"), key=lambda path: (DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name))
+    return found + docs + sorted(ROOT.glob("common/*/README.md"))
+
+
+def fence(text: str, language: str) -> str:
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+
+
+def code_page(path: Path) -> str:
+    """A source file as a page."""
+    language = LANGUAGES.get(path.suffix, "text")
+    return f"# {path.relative_to(ROOT)}\n\n{fence(path.read_text(encoding='utf-8'), language)}\n"
+
+
+def stage_code(stage: str) -> str:
+    """A stage's code in tabs."""
+    tabs = []
+    for name in ("kernels.cuh", "main.cu"):
+        path = ROOT / stage / name
+        if path.is_file():
+            body = fence(path.read_text(encoding="utf-8"), "cuda")
+            tabs.append(f'=== "{name}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.split("\n")))
+    return f"# {stage}: the code\n\n" + "\n\n".join(tabs) + "\n"
+
+
+class Staging:
+    """Copies of the pages, with links that lead to what the site has."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}
+        self.copied: set[Path] = set()
+
+    def target(self, path: Path) -> str | None:
+        """What a link to a file of the repository leads to in the site, from its root; None where the site has nothing of it."""
+        name = path.relative_to(ROOT).as_posix()
+        stage = path.parent.name
+        if path.is_dir():
+            return self.target(path / "README.md") if (path / "README.md").is_file() else None
+        if path.suffix == ".md":
+            return name
+        if path.suffix in COPIED:
+            self.copied.add(path)
+            return name
+        if stage in stage_folders(ROOT) and path.name in ("kernels.cuh", "main.cu"):
+            return f"{stage}/code.md"
+        if path.suffix in LANGUAGES or path.name == "LICENSE":
+            page = f"{name}.md" if path.suffix else f"{name}-file.md"
+            if page not in self.written:
+                self.written[page] = code_page(path)
+            return page
+        return None
+
+    def add(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        shown, _ = split_fences(text)
+
+        def relink(match: re.Match[str]) -> str:
+            opening, name, fragment = match.groups()
+            # What stands in a fence is not a link.
+            if SCHEME.match(name) or not shown[match.start()].strip():
+                return match.group()
+            file = (path.parent / unquote(name)).resolve()
+            target = self.target(file) if file.is_relative_to(ROOT) and file.exists() else None
+            if target is None:
+                return match.group()
+            here = posixpath.dirname(path.relative_to(ROOT).as_posix()) or "."
+            return f"{opening}{posixpath.relpath(target, here)}{fragment or ''}"
+
+        text = LINK.sub(relink, text)
+        text = re.sub(r"^<details>$", '<details markdown="1">', text, flags=re.MULTILINE)
+        self.written[path.relative_to(ROOT).as_posix()] = text
+
+    def write(self) -> None:
+        shutil.rmtree(SOURCE, ignore_errors=True)
+        for name, text in self.written.items():
+            path = SOURCE / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        for path in self.copied:
+            copy = SOURCE / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
+    """The ladder, the docs, the rooms; a stage's code stands below its writeup."""
+
+    def title(path: Path) -> str:
+        return title_of(path.read_text(encoding="utf-8")) or path.name
+
+    ladder: list[Any] = []
+    docs, rooms = [], []
+    for path in pages:
+        name = path.relative_to(ROOT).as_posix()
+        if path.parent == ROOT / "docs":
+            docs.append({title(path): name})
+        elif path.parent.parent == ROOT / "common":
+            rooms.append({title(path): name})
+        elif path.parent != ROOT:
+            code = f"{path.parent.name}/code.md"
+            ladder.append({title(path): [name, *([{"The code": code}] if code in written else [])]})
+    files = sorted(name for name in written if name.endswith(".md") and not (ROOT / name).is_file() and not name.endswith("/code.md"))
+    nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]
+    nav += [{"Beside the ladder": docs}] if docs else []
+    nav += [{"The rooms": rooms}] if rooms else []
+    nav += [{"Source files": [{posixpath.splitext(name)[0].removesuffix("-file"): name} for name in files]}] if files else []
+    return nav
+
+
+def build() -> None:
+    pages = documents()
+    staging = Staging()
+    for path in pages:
+        staging.add(path)
+    for stage in stage_folders(ROOT):
+        if f"{stage}/README.md" in staging.written:
+            staging.written[f"{stage}/code.md"] = stage_code(stage)
+    staging.write()
+    shutil.copyfile(ROOT / "common/report/pages.css", SOURCE / "pages.css")
+    config = ROOT / "build/site-mkdocs.yml"
+    report = ROOT / "common/report"
+    config.write_text(
+        f"INHERIT: {os.path.relpath(report / 'mkdocs.yml', config.parent)}\n"
+        f"docs_dir: {SOURCE.name}\nsite_dir: {os.path.relpath(SITE, config.parent)}\n"
+        f"hooks: [{os.path.relpath(report / 'pages_hooks.py', config.parent)}]\n"
+        f"nav: {json.dumps(navigation(pages, staging.written), ensure_ascii=False)}\n", encoding="utf-8")
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(config)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ReportError(f"mkdocs could not build the site:\n{done.stdout}{done.stderr}")
+    print(f"{len(staging.written)} pages built in site/")
+
+
+# --- Looking at it ----------------------------------------------------------------------------------------------------
+WIDTHS = (1280, 390)  # a desk's and a phone's, CSS pixels
+# The inspector loads each page in a frame of its own width and reports what a reader would stumble over.
+INSPECTOR = """<!doctype html><title>inspector</title><body><script>
+const pages = PAGES, widths = WIDTHS, found = [];
+const wait = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
+async function look(page, width) {
+  const frame = document.createElement('iframe');
+  frame.style.cssText = `width:${width}px;height:900px;border:0`;
+  const loaded = new Promise(resolve => frame.onload = resolve);
+  frame.src = '/' + page;
+  document.body.append(frame);
+  await loaded;
+  const inside = frame.contentDocument, say = what => found.push(`${page} at ${width}: ${what}`);
+  frame.contentWindow.addEventListener('error', event => say('script error: ' + event.message));
+  await wait(150);
+  for (const image of inside.images) {
+    image.loading = 'eager';
+    if (!image.complete) await Promise.race([image.decode().catch(() => 0), wait(3000)]);
+    if (!image.naturalWidth) say('image not shown: ' + image.getAttribute('src'));
+  }
+  const text = inside.querySelector('article')?.cloneNode(true);
+  if (!text) say('no article');
+  else {
+    text.querySelectorAll('pre, code, script, style, annotation').forEach(node => node.remove());
+    const raw = text.textContent.match(/\\\\\\(|\\\\\\[|\\$\\$|\\\\(?:frac|sqrt|sum|mu|sigma|cdot)\\b/);
+    if (raw) say('formula not rendered: ' + raw[0]);
+    if (/<!--|sync:/.test(text.textContent)) say('a marker is visible');
+  }
+  for (const formula of inside.querySelectorAll('math')) {
+    if (!formula.getBoundingClientRect().width) { say('formula without size'); break; }
+  }
+  const wide = inside.documentElement.scrollWidth;
+  if (wide > width + 1) say(`is ${wide} px wide: it scrolls sideways`);
+  found.formulas = (found.formulas || 0) + inside.querySelectorAll('math').length;
+  found.images = (found.images || 0) + inside.images.length;
+  frame.remove();
+}
+(async () => {
+  for (const width of widths) for (const page of pages) await look(page, width);
+  await fetch('/inspected', {method: 'POST', body: JSON.stringify({found, formulas: found.formulas, images: found.images})});
+})();
+</script>"""
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves site/, and takes the inspector's report."""
+
+    inspector = ""
+    reported: dict[str, Any] | None = None
+    arrived = threading.Event()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path == "/inspector" and self.inspector:
+            body = self.inspector.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            super().do_GET()
+
+    def do_POST(self) -> None:  # noqa: N802
+        Handler.reported = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+        Handler.arrived.set()
+
+
+def server(port: int) -> http.server.ThreadingHTTPServer:
+    try:
+        return http.server.ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(SITE)))
+    except OSError as error:
+        raise ReportError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+
+
+def html_pages() -> Iterator[str]:
+    for path in sorted(SITE.rglob("*.html")):
+        name = path.relative_to(SITE).as_posix()
+        if name != "404.html":
+            yield name.removesuffix("index.html")
+
+
+def outside_addresses() -> list[str]:
+    """What the built pages would fetch from elsewhere."""
+    found = []
+    for path in sorted(SITE.rglob("*.html")):
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"", text):
+            found.append(f"{path.relative_to(SITE)} fetches {match[1]}")
+    return found
+
+
+def check() -> int:
+    browser = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+    if not browser:
+        print("there is no Chromium here to look at the pages with", file=sys.stderr)
+        return 2
+    pages = list(html_pages())
+    Handler.inspector = INSPECTOR.replace("PAGES", json.dumps(pages)).replace("WIDTHS", json.dumps(WIDTHS))
+    with server(0) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{serving.server_address[1]}/inspector"
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+        process = subprocess.Popen([browser, "--headless=new", *sandbox, "--disable-gpu", "--enable-logging=stderr", "--window-size=1400,1000",
+                                    "--remote-debugging-port=0", address], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        said: list[str] = []
+        assert process.stderr
+        reader = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
+        reader.start()
+        arrived = Handler.arrived.wait(timeout=300)
+        process.terminate()
+        process.wait(timeout=20)
+        serving.shutdown()
+    if not arrived or not Handler.reported:
+        print("Chromium did not report within five minutes:\n" + "".join(said[-20:]), file=sys.stderr)
+        return 1
+    problems = Handler.reported["found"] + outside_addresses()
+    problems += sorted({line.split("CONSOLE", 1)[1].strip() for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)})
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{len(pages)} pages looked at, {WIDTHS[0]} and {WIDTHS[1]} px wide: {Handler.reported['images']} images, "
+          f"{Handler.reported['formulas']} formulas, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def serve(port: int) -> None:
+    with server(port) as serving:
+        print(f"http://127.0.0.1:{serving.server_address[1]} (Ctrl-C stops)", flush=True)
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="./worklog docs", description=__doc__.splitlines()[0])
+    parser.add_argument("--build", action="store_true", help="build site/ and stop")
+    parser.add_argument("--check", action="store_true", help="build, then look at every page in headless Chromium")
+    parser.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
+    options = parser.parse_args(arguments)
+    try:
+        build()
+        if options.check:
+            return check()
+        if not options.build:
+            serve(options.port)
+    except ReportError as error:
+        print(f"./worklog docs: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
