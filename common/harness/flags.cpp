@@ -185,6 +185,13 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   CLI::Option* time_flag = what(app.add_option("--time", modes, "how to time: of cold,warm,graph"), run);
   what(app.add_option("--max-seconds-per-timing", max_seconds, "samples are taken no longer than this"), run);
   what(app.add_option("--json", request.json, "write the results to this file, as Google Benchmark does"), run);
+  what(app.add_flag("--count", request.count,
+                    "count what the kernels do to memory, and look for races and the like (CPU layer only)"),
+       run);
+  what(app.add_flag("--lines", request.lines, "with --count: for each line of the source too"), run);
+  what(app.add_option("--trace", request.trace, "write the steps of one block to this file, as JSON (CPU layer only)"),
+       run);
+  what(app.add_option("--row", request.row, "with --trace: the block is one that works on this row"), run);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
   app.footer(
       "Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"
@@ -223,6 +230,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   if (on_cpu_layer() && request.modes_by_name) {
     throw RequestError("--time needs a GPU: this is the CPU layer, and a time taken here says nothing about one");
   }
+  if (!on_cpu_layer() && (request.count || !request.trace.empty())) {
+    throw RequestError("--count and --trace need the CPU layer (./worklog build --preset cpu)");
+  }
+  if (request.lines && !request.count) throw RequestError("--lines goes with --count");
   request.modes = named("--time", modes, std::vector(all_timing_modes.begin(), all_timing_modes.end()),
                         [](TimingMode mode) { return name_of(mode); });
 

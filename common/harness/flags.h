@@ -48,6 +48,10 @@ struct Request {
   std::vector<TimingMode> modes;
   bool modes_by_name = false;  // else a graph is only timed where the operation is small
   double max_seconds_per_timing = 0.5;
+  bool count = false;        // count what the kernels do to memory
+  bool lines = false;        // and show it line by line
+  std::string trace;         // path, or empty: where the steps of one block go
+  int64_t row = 0;           // the block that is traced works on this row
   std::string json;          // path, or empty
   std::string save_tensors;  // folder, or empty
   std::vector<std::string> benchmark_flags;

@@ -12,6 +12,9 @@
 #include "common/harness/device.h"
 #include "common/harness/flags.h"
 #include "common/harness/session.h"
+#ifdef WORKLOG_BACKEND_CPU
+#include "common/harness/counting.h"
+#endif
 
 namespace worklog {
 namespace {
@@ -109,12 +112,19 @@ int run_request(const Program& program, int argc, char** argv) {
     print_list(program);
     return 0;
   }
+#ifdef WORKLOG_BACKEND_CPU
+  if (request.count || !request.trace.empty()) become_counting_program(argv);
+#endif
   take_benchmark_flags(program.stage(), request.benchmark_flags);
   // All that can be wrong with the request is found before anything is done.
   std::vector<Case> cases = plan(program, request);
   std::optional<WholeFile> json_file;
   if (!request.json.empty()) json_file.emplace(request.json);
   if (!request.save_tensors.empty()) make_folder(request.save_tensors);
+#ifdef WORKLOG_BACKEND_CPU
+  if (!request.trace.empty()) return trace_one(program, request, cases);
+  if (request.count) return count_all(program, request, cases, json_file);
+#endif
   const Device device = current_device();
   Session session(program, request, device, std::move(cases), std::move(json_file));
   print_header(program, device);

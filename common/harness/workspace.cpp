@@ -4,7 +4,27 @@
 
 #include "common/harness/launch.cuh"
 
+#ifdef WORKLOG_BACKEND_CPU
+#include <simt/counts.h>
+#endif
+
 namespace worklog {
+
+#ifdef WORKLOG_BACKEND_CPU
+namespace {
+
+// What a counting build is to know of a tensor: its name, where it ends, and whether there is anything to read.
+void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
+  char* const data = static_cast<char*>(buffer.data());
+  const size_t bytes = static_cast<size_t>(buffer.bytes());
+  simt::name_memory(data, bytes, tensor.spec.name);
+  simt::forbid_memory(data - DeviceBuffer::guard_bytes, DeviceBuffer::guard_bytes);
+  simt::forbid_memory(data + bytes, DeviceBuffer::guard_bytes);
+  if (tensor.spec.role == Role::output) simt::forget_memory(data, bytes);
+}
+
+}  // namespace
+#endif
 
 Workspace::Workspace(const Problem& problem, int64_t misalign) : problem_(problem) {
   arguments_.options = problem.options();
@@ -21,6 +41,9 @@ void Workspace::reset() {
     const HostTensor& tensor = problem_.tensors()[i];
     if (tensor.present) buffers_[i].upload(tensor.bytes.data());
     buffers_[i].restore_guards();
+#ifdef WORKLOG_BACKEND_CPU
+    tell_counter(tensor, buffers_[i]);
+#endif
   }
   // A copy from pageable memory may return before its last piece has arrived, and kernels run on other streams.
   check_cuda(cudaDeviceSynchronize(), "copying the inputs to the device");

@@ -168,6 +168,10 @@ bool Stacks::in_guard(uintptr_t address) const {
   return offset < max_threads * stack_stride && offset % stack_stride < guard_bytes;
 }
 
+size_t Stacks::bytes() {
+  return max_threads * stack_stride;
+}
+
 void Stacks::forget_abandoned() {
 #ifdef SIMT_ASAN
   for (unsigned fiber = 0; fiber < guarded_; ++fiber) __asan_unpoison_memory_region(bottom(fiber), stack_bytes);
@@ -239,10 +243,12 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
 
   abandoned_ = faulted_ = false;
   error_ = {};
+  observer_.begin_block(launch, block, cluster, rank, stacks_.memory(), Stacks::bytes(), current_);
   in_engine_ = 1;
   in_block_ = 1;
   resume(pick(Turn::start_over));
   in_block_ = 0;
+  observer_.end_block();
 
 #ifdef SIMT_ASAN
   __asan_unpoison_memory_region(worklog_dynamic_shared, sizeof(worklog_dynamic_shared));
@@ -543,6 +549,8 @@ uint64_t BlockRunner::collective(Collective kind, unsigned mask, uint64_t operan
       }
     }
     exchange(warp, mask, kind);
+    observer_.collective_passed(warp_number, mask, warp.alive, kind, site,
+                                [&](unsigned of) { return warp.lanes[of].source; });
     warp.at_collective &= ~mask;
     make_ready(warp_number, mask);
   }
@@ -723,6 +731,7 @@ void BlockRunner::release_barrier() {
       barrier_.result = barrier_.count != 0;
       break;
   }
+  observer_.barrier_passed(barrier_.site);
   barrier_.arrived = 0;
   for (unsigned warp = 0; warp * warp_size < threads_; ++warp) {
     make_ready(warp, warps_[warp].at_barrier);
@@ -739,6 +748,7 @@ void BlockRunner::post_if_all_arrived(Group group) {
 
 void BlockRunner::release_group(Group group) {
   const auto g = static_cast<size_t>(group);
+  observer_.group_passed(group, groups_[g].site);
   groups_[g].posted = false;
   groups_[g].arrived = 0;
   for (unsigned warp = 0; warp * warp_size < threads_; ++warp) {
@@ -777,6 +787,7 @@ void BlockRunner::group_wait(Group group, const char* name, Site site) {
   if (warp.arrived_at_group[g] & lane) {  // else the barrier has been passed since this thread arrived
     wait_at(warp.lanes[current_ % warp_size], name, site);
     warp.at_group[g] |= lane;
+    groups_[g].site = site;
     suspend(Turn::stay);
   }
   in_engine_ = 0;
@@ -784,7 +795,8 @@ void BlockRunner::group_wait(Group group, const char* name, Site site) {
 
 // --- Asynchronous copies -------------------------------------------------------------------------------------------
 
-void BlockRunner::copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site) {
+void BlockRunner::copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site,
+                             [[maybe_unused]] const void* code) {
   in_engine_ = 1;
   const bool right_size = (bytes == 4 || bytes == 8 || bytes == 16) && zero_bytes <= bytes;
   if (!right_size || (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
@@ -795,6 +807,7 @@ void BlockRunner::copy_later(void* to, const void* from, size_t bytes, size_t ze
            {site.file, site.line});
     abandon();
   }
+  observer_.copy_issued(to, from, bytes, zero_bytes, code);
   if (copies_.empty()) copies_.resize(max_threads);
   copies_[current_].waiting.push_back({to, from, bytes, zero_bytes});
   in_engine_ = 0;
@@ -821,6 +834,7 @@ void BlockRunner::wait_for_copies(size_t batches_left) {
       const size_t read = copy.bytes - copy.zero_bytes;
       if (read > 0) std::memcpy(copy.to, copy.from, read);
       std::memset(static_cast<char*>(copy.to) + read, 0, copy.zero_bytes);
+      observer_.copy_arrived(copy.to, copy.bytes);
     }
     copies.waiting.erase(copies.waiting.begin(), copies.waiting.begin() + static_cast<std::ptrdiff_t>(due));
     copies.batch_sizes.erase(copies.batch_sizes.begin(), last_batch);
@@ -869,7 +883,7 @@ void BlockRunner::yield(Site site) {
 // only this lets the other run.
 void BlockRunner::preempt(uintptr_t instruction) {
   // Not in the C library, which may hold a lock.
-  if (instruction < launch_->code_begin || instruction >= launch_->code_end) return;
+  if (instruction < launch_->code_begin || instruction >= launch_->code_end || observer_.is_busy()) return;
   const Stop stop = launch_->stop.load(std::memory_order_relaxed);
   if (stop != Stop::none && stop != Stop::spin_limit) abandon_after({0, 0, 0, instruction});
   if (ready_warps_ == 0) return;
@@ -1112,7 +1126,7 @@ int rank_of_shared(const void* shared) {
 }
 
 void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site) {
-  runner_for("__pipeline_memcpy_async()").copy_later(to, from, bytes, zero_bytes, site);
+  runner_for("__pipeline_memcpy_async()").copy_later(to, from, bytes, zero_bytes, site, __builtin_return_address(0));
 }
 
 void commit_copies() {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "launch.h"
+#include "observer.h"
 #include "simt/engine.h"
 #include "switch.h"
 
@@ -66,6 +67,8 @@ class Stacks {
   char* bottom(unsigned fiber);  // lowest usable address
   char* top(unsigned fiber);     // where the stack starts, growing down
   bool in_guard(uintptr_t address) const;
+  const char* memory() const { return memory_; }
+  static size_t bytes();
   size_t usable_bytes(unsigned fiber) { return static_cast<size_t>(top(fiber) - bottom(fiber)); }
   void forget_abandoned();  // after the fibers on them have been given up
 
@@ -100,7 +103,7 @@ class BlockRunner {
   void* map_to_rank(const void* shared, unsigned rank, const char* name, Site site);
   int rank_of(const void* shared) const;  // -1: in no block of the cluster
   void collect_tls_blocks();              // before a block of a cluster runs
-  void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site);
+  void copy_later(void* to, const void* from, size_t bytes, size_t zero_bytes, Site site, const void* code);
   void commit_copies();
   void wait_for_copies(size_t batches_left);
   void spin(const volatile void* address, Site site);
@@ -113,6 +116,7 @@ class BlockRunner {
   const Launch& launch() const { return *launch_; }
   Cluster* cluster() const { return cluster_; }
   unsigned rank() const { return rank_; }
+  Observer& observer() { return observer_; }
 
   // Called by signal handlers on this OS thread.
   bool in_kernel() const { return in_block_; }
@@ -167,6 +171,7 @@ class BlockRunner {
     unsigned arrived = 0;
     bool posted = false;  // all threads have arrived, and so has the block
     uint64_t phase = 0;
+    Site site{};  // where a thread waits
   };
 
   struct Copy {
@@ -238,6 +243,7 @@ class BlockRunner {
     size_t bytes;
   };
 
+  [[no_unique_address]] Observer observer_;
   Launch* launch_ = nullptr;
   Cluster* cluster_ = nullptr;
   unsigned rank_ = 0;

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "launch.h"
+#include "observer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -76,7 +77,7 @@ cudaError_t allocate(void** pointer, size_t bytes, bool on_host) {
   const size_t aligned = (bytes + alignment - 1) / alignment * alignment;
   const size_t pages = (bytes + page - 1) / page * page;
   const size_t mapped = pages + 2 * page;
-  void* const mapping = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const mapping = reserve_addresses(mapped);
   if (mapping == MAP_FAILED) return remember_error(cudaErrorMemoryAllocation);
   Allocation allocation{static_cast<char*>(mapping), mapped, nullptr, bytes, on_host};
   if (mprotect(allocation.first_page(), pages, PROT_READ | PROT_WRITE) != 0) {
@@ -91,6 +92,8 @@ cudaError_t allocate(void** pointer, size_t bytes, bool on_host) {
   SIMT_POISON(allocation.first_page(), static_cast<size_t>(allocation.data - allocation.first_page()));
   SIMT_POISON(data_end, static_cast<size_t>(allocation.last_page() - data_end));
 
+  observe_allocation(allocation.data, bytes);
+
   Memory& m = memory();
   std::lock_guard lock(m.mutex);
   m.allocations.emplace(allocation.data, allocation);
@@ -102,6 +105,7 @@ cudaError_t allocate(void** pointer, size_t bytes, bool on_host) {
 void release(Memory& m, std::map<const char*, Allocation>::iterator found) {
   Allocation& allocation = found->second;
   SIMT_UNPOISON(allocation.first_page(), static_cast<size_t>(allocation.last_page() - allocation.first_page()));
+  observe_free(allocation.data, allocation.bytes);
   m.bytes -= allocation.bytes;
   // A fresh mapping in its place gives the memory back and keeps the addresses.
   mmap(allocation.mapping, allocation.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
@@ -153,6 +157,9 @@ std::string describe_address(uintptr_t address) {
   };
   for (const auto& [data, a] : m.allocations) {
     if (!within_mapping(a)) continue;
+    if (target >= a.data && target < a.data + a.bytes) {
+      return fmt::format("byte {} of an allocation of {} bytes", target - a.data, a.bytes);
+    }
     if (target >= a.data + a.bytes) {
       return fmt::format("address {:#x}: {} bytes past the end of an allocation of {} bytes", address,
                          target - (a.data + a.bytes), a.bytes);
@@ -258,6 +265,7 @@ cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_p
   }
   for (size_t row = 0; row < height; ++row) {
     std::memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    if (to_device) observe_host_write(static_cast<char*>(to) + row * to_pitch, width);
   }
   return cudaSuccess;
 }
@@ -266,6 +274,7 @@ cudaError_t fill(void* to, int byte, size_t bytes) {
   if (bytes == 0) return cudaSuccess;
   if (!is_device_range(to, bytes)) return remember_error(cudaErrorInvalidValue);
   std::memset(to, byte, bytes);
+  observe_host_write(to, bytes);
   return cudaSuccess;
 }
 

@@ -542,7 +542,9 @@ cudaError_t run_request(const LaunchRequest& request) {
   launch.options = options();
   launch.team_size = launch.cooperative ? static_cast<unsigned>(launch.blocks()) : launch.cluster_blocks();
   launch.teams = launch.blocks() / launch.team_size;
+  observe_launch(launch);
   run_on_pool(launch);
+  observe_launch_end(launch);
   if (launch.error() == cudaSuccess) {
     const std::string overrun = find_overrun();
     if (!overrun.empty()) {
