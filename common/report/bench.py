@@ -126,7 +126,7 @@ def clock_text(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def measure(run: Run, clocks: Clocks) -> dict[str, Any]:
+def measure(run: Run, clocks: Clocks, pause: int) -> dict[str, Any]:
     """The results of one run. Raises Failed where they must not be used."""
     for attempt in (1, 2):
         code, printed, document = run.program.run(run.flags)
@@ -138,8 +138,8 @@ def measure(run: Run, clocks: Clocks) -> dict[str, Any]:
         if not sentence:
             return document
         if attempt == 1:
-            print(f"    {sentence}; once more in 20 seconds", flush=True)
-            time.sleep(20)
+            print(f"    {sentence}; once more in {pause} seconds", flush=True)
+            time.sleep(pause)
     raise Failed(f"{run.program.stage}, {run.name}: {sentence}, twice. Times taken so would not be comparable: let the GPU cool down, or raise its "
                  "power limit; `nvidia-smi -q -d PERFORMANCE` says what holds it back.")
 
@@ -216,7 +216,7 @@ def bench(options: argparse.Namespace) -> int:
                 pace = gone / done if done > 20 else 1.0
                 print(f"[{number}/{len(everything)}] {program.stage}, {run.name} · {clock_text(gone)} gone, about {clock_text((left - done) * pace)} left",
                       flush=True)
-                document = measure(run, clocks)
+                document = measure(run, clocks, options.pause)
                 if not document:
                     print("    does not fit the device; left out", flush=True)
                 half_written = run.kept(kept).with_suffix(".part")
@@ -249,6 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plan", action="store_true", help="print the calls that would be made, and stop")
     parser.add_argument("--output", type=Path, help="folder to write NN_name.json to, in the place of NN_name/results/<gpu>.json")
     parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
+    parser.add_argument("--pause", type=int, default=20, help="seconds to let the GPU cool down where its clocks sank (default: 20)")
     parser.add_argument("--work", type=Path, default=ROOT / "build/bench", help="folder for what an interrupted run keeps (default: build/bench)")
     options = parser.parse_args(arguments)
     try:

@@ -4,6 +4,7 @@
     python3 common/report/charts.py                      every GPU and stage that has results
     python3 common/report/charts.py --gpu h200 --stage 04
     python3 common/report/charts.py --check              redraws and compares bytes
+    python3 common/report/charts.py --compare A.json B.json   what two results files have in common, to my/compare.svg
 
 A chart of a stage goes to NN_name/charts/NAME_GPU.svg, one of the whole ladder to docs/charts/NAME_GPU.svg. The drawings
 of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. Needs requirements.txt.
@@ -215,7 +216,7 @@ def cols_axis(ax: Axes, cols: Sequence[int]) -> None:
 
 def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     """Lines: share of a copy over cols, per variant, one panel for each operation and type."""
-    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold"]
+    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.pixels == 1]
     groups: dict[tuple[str, str], dict[str, list[Timing]]] = {}
     for key in dict.fromkeys((t.operation, t.dtype) for t in cold):
         series = series_of([t for t in cold if (t.operation, t.dtype) == key])
@@ -293,6 +294,54 @@ def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
         if t.share_of_copy and ((t.rows, t.cols) not in best or t.seconds < best[t.rows, t.cols].seconds):
             best[t.rows, t.cols] = t
     return list(best.values())
+
+
+def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Bars, a panel for each operation past the plain forward pass: time on a large tensor, with the other libraries."""
+    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.share_of_copy]
+    operations = [name for name in dict.fromkeys(t.operation for t in cold) if name != OPERATION]
+    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    order = list(dict.fromkeys(t.variant for t in cold))
+    panels: list[tuple[str, list[Timing]]] = []
+    for operation in operations:
+        own = [t for t in cold if t.operation == operation]
+
+        def worth(case: tuple[str, str, str]) -> tuple[bool, int, float]:
+            """The case to show: a large tensor, of those the one that most variants and libraries were timed on, then rows of about 4096."""
+            here = [t for t in own if case_of(t) == case]
+            others = sum(case_of(t) == case for t in rivals)
+            return here[0].tensor_mib >= 100, len(here) + others, -abs(math.log2(here[0].cols / 4096))
+
+        case = max(dict.fromkeys(case_of(t) for t in own), key=worth)
+        if max(t.tensor_mib for t in own) < 100:
+            continue
+        panels.append((operation, [t for t in own + rivals if case_of(t) == case]))
+    if not panels:
+        return None
+    heights = [len(bars) + 1.6 for _, bars in panels]
+    figure, axes = page(7.8, 0.8 + 0.36 * sum(heights), len(panels), 1, height_ratios=heights)
+    sentences = []
+    for ax, (operation, bars) in zip(axes, panels):
+        unit, size = ("ms", 1e-3) if min(t.seconds for t in bars) >= 1e-3 else ("µs", 1e-6)
+        most = max(t.seconds for t in bars) / size
+        for y, t in zip(range(len(bars), 0, -1), bars):
+            color, _, _, hatch = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
+            ax.barh(y, t.seconds / size, height=0.66, color=color, hatch=hatch, edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8)
+            text = f"{significant(t.seconds / size)} {unit}" + (f" · {percent(t.share_of_copy)}" if t.share_of_copy else "")
+            ax.annotate(text, (t.seconds / size, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+        ideal = sorted(t.copy_seconds for t in bars if t.stage != PEERS)[0] / size
+        ax.axvline(ideal, color=INK, linewidth=1.2)
+        ax.annotate(f"a {baseline_of([operation])}", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8)
+        ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
+        ax.set_xlim(0, most * 1.32)
+        ax.set_ylim(0.4, len(bars) + 0.6)
+        ax.set_title(f"{operation}, {bars[0].dtype}, {bars[0].shape.replace('x', ' x ')}", fontsize=10)
+        sentences.append(f"{operation} {bars[0].dtype} {bars[0].shape}: " + ", ".join(f"{t.label} {significant(t.seconds / size)} {unit}" for t in bars))
+    title = f"{stage}: time on large tensors"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), "cold L2 cache, median; the share is that of a stream of the same reads and writes", provenance(repository, stage, gpu),
+             stale_note([t for _, bars in panels for t in bars]))
+    return Chart(repository.root / stage / "charts" / f"large_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 # --- The whole ladder -----------------------------------------------------------------------------------------------
@@ -482,8 +531,117 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
     ax.text(col, row, text + mark, ha="center", va="center", fontsize=8.5, color="#ffffff" if dark else INK)
 
 
-STAGE_CHARTS = (time_chart, share_chart)
-LADDER_CHARTS = (ladder_chart, cold_warm_chart, numerics_chart)
+# Arithmetic for each element, counted from the formulas: a sum's addition is one, a multiplication and an addition are two.
+FLOPS = {
+    "layernorm_forward": 8,  # mean 1, deviation 1, its square and sum 2, times rstd 1, gamma and beta 2, the mean's place 1
+    "rmsnorm_forward": 4,
+    "add_layernorm_forward": 9,
+    "add_rmsnorm_forward": 5,
+    "layernorm_backward": 16,  # xhat 2, dy gamma 1, its two sums 3, dx 5, dgamma 2, dbeta 1, and two products shared
+    "rmsnorm_backward": 12,
+    "add_layernorm_backward": 17,
+    "batchnorm_train": 8,
+    "batchnorm_inference": 2,
+    "batchnorm_backward": 16,
+}
+FP32_LANES = {"7.5": 64, "8.0": 64}  # of a multiprocessor; 128 on all others
+
+
+def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Points under two roofs: arithmetic per byte against arithmetic per second, each stage's fastest kernels."""
+    stages = measured_stages(repository, gpu)
+    points: list[Timing] = []
+    for stage in stages:
+        cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and "bytes" in t.counters and t.operation in FLOPS]
+        for operation, dtype in dict.fromkeys((t.operation, t.dtype) for t in cold):
+            here = [t for t in cold if (t.operation, t.dtype) == (operation, dtype)]
+            large = [t for t in here if t.tensor_mib >= 100]
+            points += [max(chosen, key=lambda t: t.bytes_per_second) for chosen in (large, [t for t in here if t.shape == SHAPE]) if chosen]
+    context = repository.stage_results(stages[0], gpu).context if stages else {}
+    if not points or "multiprocessors" not in context or "max_clock_khz" not in context:
+        return None
+    lanes = FP32_LANES.get(context.get("compute_capability", ""), 128)
+    peak = int(context["multiprocessors"]) * lanes * 2 * float(context["max_clock_khz"]) * 1e3
+    memory = max(t.bytes_per_second / t.share_of_copy for t in points if t.share_of_copy)
+
+    def place(t: Timing) -> tuple[float, float]:
+        flops = FLOPS[t.operation] * t.rows * t.cols * t.pixels
+        return flops / t.counters["bytes"], flops / t.seconds
+
+    figure, (ax,) = page(8.0, 4.6)
+    low, high = 0.25, 100.0
+    ridge = peak / memory
+    ax.plot([low, ridge, high], [low * memory, peak, peak], color=INK, linewidth=1.6)
+    ax.annotate(f"memory: a copy's {significant(memory / 1e12)} TB/s", (1.1 * low, 1.1 * low * memory), rotation=35, rotation_mode="anchor",
+                xytext=(0, 7), textcoords="offset points", fontsize=8.5)
+    ax.annotate(f"arithmetic: {significant(peak / 1e12)} TFLOP/s in fp32", (high, peak), xytext=(-4, 5), textcoords="offset points", ha="right", fontsize=8.5)
+    seen: set[str] = set()
+    sentences = []
+    for t in points:
+        color, marker, _, _ = STYLES[stages.index(t.stage) % len(STYLES)]
+        large = t.shape != SHAPE
+        label = f"{t.stage}" + ("†" if t.stale else "")
+        x, y = place(t)
+        # Stages with the same bytes and arithmetic stand side by side, so that each is seen.
+        x *= 1.035 ** (stages.index(t.stage) - len(stages) / 2)
+        ax.plot([x], [y], marker=marker, color=color, markersize=8 if large else 5, fillstyle="full" if large else "none", linestyle="none",
+                label=label if label not in seen else None)
+        seen.add(label)
+        sentences.append(f"{t.stage} {t.operation} {t.dtype} {t.shape}: {significant(y / 1e12)} TFLOP/s at {significant(x, 2)} FLOP per byte")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(low, high)
+    ax.set_ylim(min(place(t)[1] for t in points) / 2, peak * 2)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y / 1e12:g}"))
+    ax.set_xlabel("operations for each byte that must be moved")
+    ax.set_ylabel("TFLOP/s")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    figure.legend(loc="outside right upper")
+    title = "Roofline: the fastest kernel of each stage, operation and type"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), "large: tensors of 100 MiB and more; small and hollow: 1024 x 1024", "operations counted from the formulas, cold L2 cache",
+             stale_note(points))
+    return Chart(repository.root / "docs" / "charts" / f"roofline_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
+# --- Two files beside each other ---------------------------------------------------------------------------------------
+def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
+    """Points on a line for each timing that both files have, and how many times faster the second is."""
+    files = [repository.results_in(path) for path in (first, second)]
+    names = [f"{file.context.get('gpu_short', path.stem)}, {file.context.get('date', '')[:16].replace('T', ' ')}" for file, path in zip(files, (first, second))]
+    if names[0] == names[1]:
+        names = [f"{name} ({path.name})" for name, path in zip(names, (first, second))]
+    seconds = [{t.name: t for t in file.timings} for file in files]
+    both = [t for t in files[0].timings if t.name in seconds[1]]
+    if not both:
+        raise ReportError(f"{first} and {second} have no timing in common")
+    both.sort(key=lambda t: (MODES.index(t.mode), t.operation, t.dtype, t.cols, t.rows, t.variant))
+    figure, (ax,) = page(9.0, 1.6 + 0.25 * len(both))
+    ys = range(len(both), 0, -1)
+    for y, t in zip(ys, both):
+        a, b = t.seconds * 1e6, seconds[1][t.name].seconds * 1e6
+        ax.plot([a, b], [y, y], color="#9aa3ad", linewidth=1.5, zorder=1)
+        ax.plot([a], [y], color="#0072B2", marker="o", markersize=6, linestyle="none", label=names[0] if y == len(both) else None)
+        ax.plot([b], [y], color="#D55E00", marker="s", markersize=6, fillstyle="none", linestyle="none", label=names[1] if y == len(both) else None)
+        ax.annotate(f"{significant(a / b)}x", (1.0, y), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.set_yticks(list(ys), [f"{t.variant}, {t.operation}, {t.dtype}, {t.shape}, {t.mode}" for t in both], fontsize=8)
+    ax.set_ylim(0.3, len(both) + 0.7)
+    ax.set_xlabel("time, µs, logarithmic; at the right, how many times as fast the second is")
+    ax.grid(axis="x", color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    title = f"{both[0].stage}: {names[0]} against {names[1]}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(loc="outside lower right")
+    words = "; ".join(f"{t.name} {significant(t.seconds * 1e6)} and {significant(seconds[1][t.name].seconds * 1e6)}" for t in both)
+    return Chart(output, title, f"Microseconds: {words}.", figure)
+
+
+STAGE_CHARTS = (time_chart, share_chart, large_chart)
+LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart)
 
 
 def gpus_with_results(repository: Repository) -> list[str]:
@@ -507,11 +665,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
     parser.add_argument("--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a chart differs")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="draw what two results files have in common, beside each other")
+    parser.add_argument("--output", type=Path, help="where --compare draws to (default: my/compare.svg)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
 
     repository = Repository(options.root)
     stages = repository.stages()
+    if options.compare:
+        plt.rcdefaults()
+        plt.rcParams.update(SETTINGS)
+        output = (options.output or repository.root / "my/compare.svg").resolve()
+        try:
+            text = compare_chart(repository, *options.compare, output).render()
+        except ReportError as error:
+            parser.error(str(error))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+        print(f"wrote {output}")
+        return 0
+    if options.output:
+        parser.error("--output is for --compare")
     if options.stage:
         stages = [stage for stage in stages if stage == options.stage.rstrip("/") or stage.startswith(f"{options.stage}_")]
         if not stages:

@@ -266,16 +266,20 @@ class Repository:
         return self.results_path(stage, gpu).is_file()
 
     def _stage_results(self, stage: str, gpu: str = DEFAULT_GPU) -> ResultFile:
-        path = self.results_path(stage, gpu)
+        return self.results_in(self.results_path(stage, gpu), stage)
+
+    def results_in(self, path: Path, stage: str | None = None) -> ResultFile:
+        """A results file, wherever it lies. It is stale where it is not of the kernels of `stage` as they stand."""
         document = read_json(path, self.root)
         context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
-        stale = context.get("source_hash") != self.hash_now(stage)
+        stale = stage is not None and context.get("source_hash") != self.hash_now(stage)
         try:
             timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
             checks = tuple(check_of(e, stale) for e in document.get("checks", []))
             launches = tuple(launch_of(e, e, stale) for e in document.get("resources", []))
         except (KeyError, ValueError, TypeError) as error:
-            raise ReportError(f"{path.relative_to(self.root)} has an entry that is not as it should be: {error!r}") from None
+            shown = path.relative_to(self.root) if path.is_relative_to(self.root) else path
+            raise ReportError(f"{shown} has an entry that is not as it should be: {error!r}") from None
         return ResultFile(path, context, timings, checks, stale, launches)
 
     def _peers(self, gpu: str = DEFAULT_GPU) -> ResultFile:

@@ -6,9 +6,11 @@ Each test makes a small repository of its own with invented results, and runs th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -703,6 +705,223 @@ class Charts(Playground):
         self.assertIn("there is no stage '09'", self.charts("--stage", "09", expect=2))
 
 
+def run_of(stage: str, *, commit: str = "c0ffee", benchmarks: list[dict] | None = None, checks: list[dict] | None = None, **context: str) -> dict:
+    """What a stage's program writes."""
+    base = {"stage": stage, "backend": "gpu", "gpu": "Invented GPU", "gpu_short": "invented", "commit": commit, "dirty": "false",
+            "source_hash": "f00d", "compiler": "nvcc", "flags": "-O3", "driver": "1.2", "date": "2026-11-21T01:02:03",
+            "clocks_before": "1980 MHz, 3201 MHz, 34, 187.59 W", "clocks_after": "1980 MHz, 3201 MHz, 38, 321.99 W"}
+    return {"context": base | context, "benchmarks": benchmarks or [], "checks": checks or [], "streams": [], "resources": []}
+
+
+class Merge(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def merge(self, *runs: dict, expect: int = 0) -> tuple[dict, str]:
+        for index, run in enumerate(runs):
+            (self.root / f"{index}.json").write_text(json.dumps(run), encoding="utf-8")
+        command = [sys.executable, REPORT / "merge_results.py", "--output", self.root / "out.json", *[self.root / f"{i}.json" for i in range(len(runs))]]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, expect, done.stderr)
+        out = self.root / "out.json"
+        return json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}, done.stderr
+
+    def test_joins_runs_and_keeps_what_each_was(self) -> None:
+        first = run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", 10.0)], checks=[check("01_naive", "plain", "normal", 1.0)])
+        second = run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", 20.0, shape="64x64")], date="2026-11-21T02:00:00",
+                        checks=[check("01_naive", "plain", "huge", None, right=False)])
+        merged, _ = self.merge(first, second)
+        self.assertEqual([round(b["median_seconds"] * 1e6) for b in merged["benchmarks"]], [10, 20])
+        self.assertEqual([c["input"] for c in merged["checks"]], ["normal", "huge"])
+        self.assertEqual([run["date"] for run in merged["context"]["runs"]], ["2026-11-21T01:02:03", "2026-11-21T02:00:00"])
+        self.assertEqual(merged["context"]["commit"], "c0ffee")
+
+    def test_the_later_figure_counts(self) -> None:
+        runs = [run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", us)], checks=[check("01_naive", "plain", "normal", us)]) for us in (10.0, 30.0)]
+        merged, _ = self.merge(*runs)
+        self.assertEqual([round(b["median_seconds"] * 1e6) for b in merged["benchmarks"]], [30])
+        self.assertEqual([c["max_ulp_error"] for c in merged["checks"]], [30.0])
+
+    def test_checks_of_other_problems_are_others(self) -> None:
+        one = check("08_batchnorm", "tile", "normal", 1.0)
+        merged, _ = self.merge(run_of("08_batchnorm", checks=[one]), run_of("08_batchnorm", checks=[one | {"pixels": 49}, one | {"dtype": "bf16"}]))
+        self.assertEqual(len(merged["checks"]), 3)
+
+    def test_refuses_runs_that_do_not_belong_together(self) -> None:
+        for key in ("commit", "source_hash", "gpu", "driver", "flags", "dirty"):
+            with self.subTest(key):
+                _, message = self.merge(run_of("01_naive"), run_of("01_naive", **{key: "another"}), expect=2)
+                self.assertIn(f"differ in {key}: 'another' against", message)
+                self.assertEqual(list(self.root.glob("out*")), [])
+
+    def test_refuses_what_is_not_there_or_no_json(self) -> None:
+        self.merge(run_of("01_naive"))
+        (self.root / "1.json").write_text("{", encoding="utf-8")
+        for name in ("1.json", "none.json"):
+            command = [sys.executable, REPORT / "merge_results.py", "--output", self.root / "out2.json", self.root / "0.json", self.root / name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertFalse((self.root / "out2.json").exists())
+
+
+# A stage's program as the scripts see one: it answers --list, and writes the results that `answers` prepares.
+FAKE_PROGRAM = """#!{python}
+import json, os, sys
+stage = os.path.basename(sys.argv[0])
+folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+with open(os.path.join(folder, "calls"), "a") as calls:
+    calls.write(stage + " " + " ".join(sys.argv[1:]) + "\\n")
+if "--list" in sys.argv:
+    print(f"{{stage}}: a fake\\n\\nvariants\\n  plain: nothing\\n    layernorm_forward in fp32 with parameters in fp32\\n\\ninputs\\n  normal   x")
+    sys.exit(0)
+answer = json.load(open(os.path.join(folder, "answer-" + stage)))
+if "8x128" in sys.argv:
+    answer["code"] = 0 if answer["gpu"] else 2
+if not answer["gpu"]:
+    print("no CUDA device: none")
+    sys.exit(2)
+document = answer["document"]
+shape = sys.argv[sys.argv.index("--shapes") + 1].split(",")[0] if "--shapes" in sys.argv else "3x3"
+for entry in document["benchmarks"]:
+    entry["name"] = f"{{stage}}/plain/layernorm_forward/fp32/{{shape}}/cold"
+json.dump(document, open(sys.argv[sys.argv.index("--json") + 1], "w"))
+print(answer.get("says", "1 check: 1 passed"))
+sys.exit(answer["code"])
+"""
+
+
+class Programs(unittest.TestCase):
+    """bench.py and verify.py, with programs that only say what they would have measured."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve()
+        self.programs, self.output = self.root / "bin", self.root / "out"
+        self.programs.mkdir()
+        for stage in ("01_naive", "02_tree"):
+            path = self.programs / stage
+            path.write_text(FAKE_PROGRAM.format(python=sys.executable), encoding="utf-8")
+            path.chmod(0o755)
+            self.answer(stage)
+
+    def answer(self, stage: str, code: int = 0, gpu: bool = True, **context: str) -> None:
+        document = run_of(stage, benchmarks=[benchmark(stage, "plain", 10.0)], checks=[check(stage, "plain", "normal", 1.0)], **context)
+        (self.programs / f"answer-{stage}").write_text(json.dumps({"code": code, "gpu": gpu, "document": document}), encoding="utf-8")
+
+    def calls(self) -> list[str]:
+        """The calls that timed or checked something, since last asked."""
+        path = self.programs / "calls"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        path.write_text("", encoding="utf-8")
+        return [line for line in text.splitlines() if "--list" not in line and "8x128" not in line]
+
+    def script(self, name: str, *arguments: str, expect: int = 0) -> str:
+        command = [sys.executable, REPORT / name, "--programs", self.programs, "--output", self.output, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def bench(self, *arguments: str, expect: int = 0) -> str:
+        return self.script("bench.py", "--work", str(self.root / "work"), "--pause", "0", *arguments, expect=expect)
+
+    def test_bench_writes_results_of_every_stage(self) -> None:
+        said = self.bench("--quick")
+        self.assertIn("Invented GPU", said)
+        self.assertRegex(said, r"\[1/4\] 01_naive, 1024 x 1024 · 0:00 gone, about \d+:\d\d left")
+        for stage in ("01_naive", "02_tree"):
+            document = json.loads((self.output / f"{stage}.json").read_text(encoding="utf-8"))
+            self.assertEqual(document["context"]["grid"], "quick")
+            self.assertEqual([b["name"].split("/")[4] for b in document["benchmarks"]], ["1024x1024", "131072x256"])
+        self.assertEqual(list((self.root / "work").rglob("*.json")), [])
+
+    def test_bench_takes_a_stage(self) -> None:
+        self.bench("--stage", "02")
+        self.assertEqual([path.name for path in self.output.iterdir()], ["02_tree.json"])
+        self.assertIn("there is no stage '09'; there are: 01_naive, 02_tree", self.bench("--stage", "09", expect=2))
+
+    def test_bench_refuses_a_failed_check(self) -> None:
+        self.answer("01_naive", code=1)
+        said = self.bench(expect=1)
+        self.assertIn("a check failed", said)
+        self.assertIn("Nothing is written for 01_naive", said)
+        self.assertEqual([path.name for path in self.output.iterdir()], ["02_tree.json"])
+
+    def test_bench_refuses_clocks_that_sink(self) -> None:
+        self.answer("01_naive", clocks_after="1500 MHz, 3201 MHz, 88, 700.00 W")
+        said = self.bench("--stage", "01", expect=1)
+        self.assertIn("the multiprocessors' clock sank from 1980 to 1500 MHz while it was timed; once more", said)
+        self.assertFalse(self.output.exists())
+        self.assertEqual(len(self.calls()), 2)
+
+    def test_bench_lets_an_idle_clock_rise(self) -> None:
+        self.answer("01_naive", clocks_before="345 MHz, 3201 MHz, 30, 80.00 W")
+        self.bench("--stage", "01")
+
+    def test_bench_goes_on_where_it_was_stopped(self) -> None:
+        self.answer("02_tree", code=1)
+        self.bench(expect=1)
+        self.assertEqual(len(self.calls()), 3)  # two of stage 01, and the one of stage 02 that failed
+        work = self.root / "work" / "invented-quick"
+        self.answer("02_tree")
+        first = next(line for line in self.bench("--plan").splitlines() if line.startswith("02"))
+        self.calls()
+        # As if it had been stopped after the first run of stage 02.
+        fingerprint = hashlib.sha256((self.programs / "02_tree").read_bytes()).hexdigest()[:16]
+        kept = work / f"02_tree-1024-x-1024-{fingerprint}.json"
+        kept.write_text(json.dumps(run_of("02_tree", benchmarks=[benchmark("02_tree", "plain", 7.0)])), encoding="utf-8")
+        said = self.bench("--stage", "02")
+        self.assertIn("1 of 2 runs were done before and are kept", said)
+        self.assertIn("1024x1024", first)
+        self.assertEqual(len(self.calls()), 1)
+        document = json.loads((self.output / "02_tree.json").read_text(encoding="utf-8"))
+        self.assertEqual([round(b["median_seconds"] * 1e6) for b in document["benchmarks"]], [7, 10])
+
+    def test_bench_keeps_a_full_run(self) -> None:
+        self.bench("--full", "--stage", "01")
+        before = (self.output / "01_naive.json").read_text(encoding="utf-8")
+        self.assertIn("holds a full run, which a quick one would replace", self.bench("--stage", "01", expect=2))
+        self.assertEqual((self.output / "01_naive.json").read_text(encoding="utf-8"), before)
+        self.bench("--full", "--stage", "01")
+
+    def test_without_a_gpu_both_say_what_can_be_done_instead(self) -> None:
+        for stage in ("01_naive", "02_tree"):
+            self.answer(stage, gpu=False)
+        self.assertIn("./worklog run ", self.bench(expect=2))
+        self.assertIn("./worklog test ", self.script("verify.py", expect=2))
+        self.assertFalse(self.output.exists())
+
+    def test_verify_checks_every_sweep_and_writes_nothing_by_halves(self) -> None:
+        said = self.script("verify.py", "--no-sanitizers")
+        self.assertIn("nothing is written", said)
+        flags = " ".join(self.calls())
+        for words in ("--input all", "--row-padding 3 --misalign 1", "--without gamma,beta,mean,rstd", "--rows 0", "1048592x4097", "131072"):
+            self.assertIn(words, flags)
+        self.assertFalse(self.output.exists())
+
+    def test_verify_fails_where_a_check_does(self) -> None:
+        self.answer("02_tree", code=1)
+        said = self.script("verify.py", "--no-sanitizers", expect=1)
+        self.assertIn("02_tree, inputs", said)
+        self.assertIn("Nothing was written.", said)
+
+
+class Counters(unittest.TestCase):
+    def test_reads_the_profilers_table(self) -> None:
+        import counters
+
+        printed = "\n".join([
+            "==PROF== Connected", '"ID","Kernel Name","Block Size","Grid Size","dram__bytes_read.sum","smsp__inst_executed.sum"',
+            '"","","","","byte","inst"', '"0","naive(float *)","(256, 1, 1)","(1,024, 2, 1)","4,194,304","n/a"',
+        ])
+        self.assertEqual(counters.launches_in(printed), [
+            {"kernel": "naive(float *)", "grid": "(1,024, 2, 1)", "block": "(256, 1, 1)", "metrics": {"dram_read_bytes": 4194304.0, "instructions": None}}])
+        self.assertEqual(counters.launches_in("no table"), [])
+        self.assertEqual(counters.product("(1024, 2, 1)"), 2048)
+
+
 class Committed(unittest.TestCase):
     """What is committed beside the results is what would be drawn from them now."""
 
@@ -714,6 +933,39 @@ class Committed(unittest.TestCase):
     def test_charts(self) -> None:
         done = subprocess.run([str(PLOTTER), REPORT / "charts.py", "--check"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    @unittest.skipUnless(PLOTTER, NO_PLOTTER)
+    def test_all_that_is_generated_comes_back_byte_for_byte(self) -> None:
+        listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "-z"], capture_output=True, text=True, check=False)
+        if listed.returncode != 0:
+            self.skipTest("this is no git checkout")
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            names = [name for name in listed.stdout.split("\0") if name and (SOURCE / name).is_file()]
+            for name in names:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(SOURCE / name, root / name)
+            pages = [name for name in names if name.endswith(".md") and "sync:" in (root / name).read_text(encoding="utf-8")]
+            drawn = [name for name in names if name.endswith(".svg")]
+            self.assertGreater(len(pages), 5)
+            self.assertGreater(len(drawn), 10)
+            for name in drawn:
+                (root / name).unlink()
+            emptied = 0
+            for name in pages:
+                text = (root / name).read_text(encoding="utf-8")
+                regions, _ = markdown.regions_of(text)
+                for region in reversed(regions):
+                    text = text[: region.begin] + text[region.end :]
+                    emptied += 1
+                (root / name).write_text(text, encoding="utf-8")
+            self.assertGreater(emptied, 50)
+            for command in ([str(PLOTTER), REPORT / "charts.py"], [sys.executable, REPORT / "sync.py"]):
+                done = subprocess.run([*command, "--root", root], capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            for name in [*drawn, *pages]:
+                self.assertTrue((root / name).is_file(), f"{name} did not come back")
+                self.assertEqual((root / name).read_bytes(), (SOURCE / name).read_bytes(), name)
 
     def test_peers_and_data_can_be_read(self) -> None:
         repository = results.Repository()
