@@ -94,7 +94,7 @@ def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
     """The stages' programs in a folder; `stages` picks by number or name. Raises ReportError where one is not there."""
     found = [Program(path) for path in sorted(folder.glob("[0-9][0-9]_*")) if PROGRAM.fullmatch(path.name) and os.access(path, os.X_OK)]
     if not found:
-        raise ReportError(f"there is no stage's program in {folder}")
+        raise ReportError(f"there is no stage's program in {shown(folder)}; ./worklog build --preset gpu builds them")
     if not stages:
         return found
     chosen = []
