@@ -31,7 +31,7 @@ import drawings
 from figures import percent, significant, size_of
 from results import DEFAULT_GPU, ELEMENT_BYTES, MODES, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
-from tables import BASELINES, case_of
+from tables import BASELINES, case_of, showcase
 
 try:
     import matplotlib
@@ -306,14 +306,8 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     for operation in operations:
         own = [t for t in cold if t.operation == operation]
 
-        def worth(case: tuple[str, str, str]) -> tuple[bool, int, float]:
-            """The case to show: a large tensor, of those the one that most variants and libraries were timed on, then rows of about 4096."""
-            here = [t for t in own if case_of(t) == case]
-            others = sum(case_of(t) == case for t in rivals)
-            return here[0].tensor_mib >= 100, len(here) + others, -abs(math.log2(here[0].cols / 4096))
-
-        case = max(dict.fromkeys(case_of(t) for t in own), key=worth)
-        if max(t.tensor_mib for t in own) < 100:
+        case = showcase(own, rivals)
+        if case is None:
             continue
         panels.append((operation, [t for t in own + rivals if case_of(t) == case]))
     if not panels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -376,12 +377,13 @@ def ladder_all(place: Place) -> Table:
         results = repository.stage_results(stage, place.gpu)
         here = [t for t in results.timings if t.shape == shape and t.dtype == dtype and t.mode == mode]
         by_operation = {t.operation: t for t in sorted(here, key=lambda t: -t.seconds)}  # the last one in is the fastest
+        elsewhere = bool(by_operation)
         if "operation" in place.options:
             by_operation = {name: t for name, t in by_operation.items() if name in place.chosen("operation")}
         best += by_operation.values()
         if by_operation:
             sources.append(results)
-        else:
+        elif not elsewhere:
             without.append(stage)
     lines = []
     several = len({t.operation for t in best}) > 1
@@ -546,6 +548,58 @@ def verified(place: Place) -> Table:
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
+def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
+    """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were timed on, then
+    rows of about 4096. None where no tensor is large."""
+
+    def worth(case: tuple[str, str, str]) -> tuple[int, float, float]:
+        here = [t for t in own if case_of(t) == case]
+        return len(here) + sum(case_of(t) == case for t in rivals), -abs(math.log2(here[0].cols / 4096)), here[0].tensor_mib
+
+    large = dict.fromkeys(case_of(t) for t in own if t.tensor_mib >= 100)
+    return max(large, key=worth, default=None)
+
+
+def family(place: Place) -> Table:
+    """What is built on the forward pass: for each operation the fastest variant on a large tensor, beside the best other library."""
+    repository = place.repository
+    rivals = [t for t in repository.peers(place.gpu).timings if t.mode == "cold" and t.variant not in PEERS_EXCEPT] if repository.has_peers(place.gpu) else []
+    lines, sources, shown_timings = [], [], []
+    for stage in repository.stages():
+        if not repository.has_results(stage, place.gpu):
+            continue
+        results = repository.stage_results(stage, place.gpu)
+        cold = [t for t in results.timings if t.mode == "cold" and t.operation != "layernorm_forward" and t.share_of_copy]
+        for operation in dict.fromkeys(t.operation for t in cold):
+            own = [t for t in cold if t.operation == operation]
+            case = showcase(own, rivals)
+            if case is None:
+                continue
+            best = min((t for t in own if case_of(t) == case), key=lambda t: t.seconds)
+            others = [t for t in rivals if case_of(t) == case]
+            rival = min(others, key=lambda t: t.seconds, default=None)
+            unit, size = time_unit([best])
+            readme = repository.root / stage / "README.md"
+            lines.append([
+                place.link(readme, stage[:2]) if readme.is_file() else stage[:2],
+                f"`{operation}`",
+                f"{best.dtype}, {shape_text(best)}",
+                f"`{best.variant}`",
+                dagger(f"{significant(best.seconds / size)} {unit}", best.stale),
+                percent(best.share_of_copy),
+                f"{rival.label}: {significant(rival.seconds / size)} {unit}" + (f", {percent(rival.share_of_copy)}" if rival.share_of_copy else "") if rival else MISSING,
+            ])
+            shown_timings.append(best)
+            sources += [results] if results not in sources else []
+    if not lines:
+        return Table("*No results yet.*", False)
+    head = ["stage", "operation", "case", "fastest variant", "time", "share of a stream", "the best other library"]
+    stale = any(t.stale for t in shown_timings)
+    note = "Cold. A stream moves as many tensors in and out"
+    text = markdown_table(head, lines, 4) + caption([note, *source_note(place, [*sources, *([repository.peers(place.gpu)] if rivals else [])])], stale)
+    return Table(text, stale)
+
+
 ENTRY_OPTIONS = {"stage", "gpu", "operation", "dtype", "shape", "rows", "cols", "variant"}
 TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "ladder": (ladder, ENTRY_OPTIONS | {"timing", "mib", "previous", "peers"}),
@@ -554,5 +608,6 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "resources": (resources, ENTRY_OPTIONS),
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
     "verified": (verified, {"gpu"}),
+    "family": (family, {"gpu"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }

@@ -456,7 +456,7 @@ class Tables(Playground):
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
-            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, verified, ladder-all",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, verified, family, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
