@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -358,6 +359,158 @@ def merge_of_triples() -> Drawing:
     return drawing
 
 
+def paragraph(drawing: Drawing, y: float, text: str) -> float:
+    """Small print over the whole width, with room for wide fonts; returns where the next line would stand."""
+    for line in textwrap.wrap(text, 106):
+        drawing.text(LEFT, y, line, size=12, color=MUTED)
+        y += 17
+    return y
+
+
+def fused_trips() -> Drawing:
+    """06: what crosses the memory's bus, with a kernel for the sum and one for the norm, and with one for both."""
+    drawing = Drawing(WIDTH, 372, "The trips to memory of a residual and a norm, in two kernels and in one",
+                      "With two kernels, x and the residual are read, h is written, h is read again, and y is written: five trips. With one "
+                      "kernel h is still there when the norm needs it: four trips.")
+    drawing.text(LEFT, 30, "h = x + residual, y = norm(h): each box is a tensor on its way to or from memory", size=15, bold=True)
+    box, gap, height = 86.0, 14.0, 34.0
+
+    def line(y: float, name: str, kernels: list[tuple[str, list[tuple[str, str]]]]) -> int:
+        drawing.text(LEFT, y - 14, name, bold=True)
+        x, trips = LEFT, 0
+        for kernel, tensors in kernels:
+            begin = x
+            for tensor, way in tensors:
+                drawing.rect(x, y, box, height, "blue" if way == "read" else "orange", round=4)
+                drawing.text(x + box / 2, y + 15, tensor, anchor="middle", bold=True, size=12)
+                drawing.text(x + box / 2, y + 28, way, anchor="middle", size=10, color=MUTED)
+                x += box + gap
+                trips += 1
+            drawing.bracket(begin, x - gap, y + height + 5)
+            drawing.text((begin + x - gap) / 2, y + height + 26, kernel, anchor="middle", size=12, color=MUTED)
+            x += 18
+        drawing.text(x, y + 22, f"{trips} trips", bold=True)
+        return trips
+
+    unfused = line(84, "Two kernels", [("a kernel for the sum", [("x", "read"), ("residual", "read"), ("h", "written")]),
+                                       ("a kernel for the norm", [("h", "read"), ("y", "written")])])
+    fused = line(198, "One kernel", [("the sum in the norm's load step", [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")])])
+    end = paragraph(drawing, 294, f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
+                    f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on small tensors. And h "
+                    "reaches the norm rounded as it is stored, so that both ways give the same bits.")
+    drawing.height = end + 6
+    return drawing
+
+
+def backward_axes() -> Drawing:
+    """07: sums along rows and sums along columns over the same data, and how blocks that stay serve both."""
+    drawing = Drawing(WIDTH, 586, "The two axes of the backward pass",
+                      "Left: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. Right: three blocks "
+                      "walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its registers and writes them once at the "
+                      "end as a partial row; a second stage adds the partial rows in a fixed order.")
+    drawing.text(LEFT, 30, "Two axes over one layout", size=15, bold=True)
+    rows, cols, cell = 9, 8, 26.0
+    left, top = LEFT + 34, 96.0
+    chosen_row, chosen_col = 3, 5
+    drawing.text(left, top - 30, "dy and x: a row is a row of the batch", size=12, color=MUTED)
+    for row in range(rows):
+        for col in range(cols):
+            color = "orange" if row == chosen_row else "green" if col == chosen_col else "plain"
+            if (row, col) == (chosen_row, chosen_col):
+                color = "purple"
+            drawing.rect(left + col * cell, top + row * cell, cell, cell, color)
+    y = top + (chosen_row + 0.5) * cell
+    drawing.line(left + cols * cell + 2, y, left + cols * cell + 30, y, arrow=True)
+    drawing.text(left + cols * cell + 34, y - 3, "dx of this row:", size=12, bold=True)
+    drawing.text(left + cols * cell + 34, y + 13, "2 sums along it", size=12, color=MUTED)
+    x = left + (chosen_col + 0.5) * cell
+    drawing.line(x, top + rows * cell + 2, x, top + rows * cell + 26, arrow=True)
+    drawing.text(x, top + rows * cell + 42, "dgamma, dbeta of this column:", size=12, bold=True, anchor="middle")
+    drawing.text(x, top + rows * cell + 58, "2 sums over all rows", size=12, color=MUTED, anchor="middle")
+
+    # The blocks that stay.
+    left2 = 452.0
+    blocks = 3
+    colors = ["orange", "green", "blue"]
+    drawing.text(left2, 30, "Blocks that stay", size=15, bold=True)
+    drawing.text(left2, 52, "A block walks its rows. dx leaves at once;", size=12, color=MUTED)
+    drawing.text(left2, 68, "dgamma and dbeta grow in registers.", size=12, color=MUTED)
+    for row in range(rows):
+        block = row % blocks
+        drawing.rect(left2, top + row * cell, cols * cell, cell - 3, colors[block], round=2)
+        drawing.text(left2 + cols * cell + 10, top + row * cell + 16, f"block {block}", size=11, color=MUTED)
+    y = top + rows * cell
+    drawing.line(left2 + cols * cell / 2, y + 2, left2 + cols * cell / 2, y + 26, arrow=True)
+    drawing.text(left2 + cols * cell / 2 + 10, y + 20, "once, at the end", size=11, color=MUTED)
+    partial = y + 36
+    for block in range(blocks):
+        drawing.rect(left2, partial + block * 26, cols * cell, 20, colors[block], strong=True)
+        drawing.text(left2 + cols * cell / 2, partial + block * 26 + 14, f"partial row of block {block}", size=11, anchor="middle")
+    end = partial + blocks * 26
+    drawing.line(left2 + cols * cell / 2, end, left2 + cols * cell / 2, end + 24, arrow=True)
+    drawing.text(left2 + cols * cell / 2 + 10, end + 17, "added in a fixed order", size=11, color=MUTED)
+    drawing.rect(left2, end + 30, cols * cell, 22, "purple", strong=True)
+    drawing.text(left2 + cols * cell / 2, end + 45, "dgamma (and dbeta)", size=12, anchor="middle", bold=True)
+    below = paragraph(drawing, 534, "A kernel for each axis reads dy and x twice. One kernel reads them once, and has to bring sums together that different "
+                      "blocks hold: by atomics, in whatever order they come, or by few partial rows and a second stage that always adds in the same "
+                      "order, so that every run gives the same bits.")
+    drawing.height = below + 6
+    return drawing
+
+
+def batchnorm_tiles() -> Drawing:
+    """08: sums down the columns, read along the rows."""
+    drawing = Drawing(WIDTH, 520, "BatchNorm: sums down the channels, read along the rows",
+                      "A matrix with samples as rows and channels as columns. A warp reads 32 neighboring channels of one row, so that its request is "
+                      "4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a column of tiles are split among several "
+                      "blocks, whose count, mean and M2 are merged by Chan's formula.")
+    drawing.text(LEFT, 30, "Statistics for each column, of a matrix that lies in memory row by row", size=15, bold=True)
+    left, top, cell = LEFT + 64, 92.0, 15.5
+    rows, tile, tiles = 12, 8, 3
+    split = 4  # rows of a block
+    colors = ["orange", "green", "blue"]
+    drawing.text(left, top - 26, "channels: neighbors in memory", size=12, color=MUTED)
+    drawing.line(left + 180, top - 30, left + 250, top - 30, arrow=True)
+    for row in range(rows):
+        for col in range(tile * tiles):
+            block = row // split
+            inside = col // tile == 1
+            drawing.rect(left + col * cell, top + row * cell, cell, cell, colors[block] if inside else "plain", round=0)
+    for block in range(rows // split):
+        y = top + block * split * cell
+        drawing.rect(left + tile * cell, y, tile * cell, split * cell, fill="none", stroke=STROKES[colors[block]], stroke_width=2.5, round=0)
+        drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", size=12, bold=True)
+    # The warp in block 0: one row of the tile at a time.
+    drawing.rect(left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0)
+    side = left + tiles * tile * cell + 22
+    drawing.text(side, top + 12, "A request: 32 neighboring channels", size=12, bold=True)
+    drawing.text(side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12, color=MUTED)
+    drawing.text(side, top + 58, "A lane goes down its own channel,", size=12, bold=True)
+    drawing.text(side, top + 74, "and adds up in its registers.", size=12, color=MUTED)
+    drawing.text(side, top + 104, "Few channels, many rows: the rows of", size=12, bold=True)
+    drawing.text(side, top + 120, "one column of tiles go to many blocks.", size=12, color=MUTED)
+    lane_x = left + tile * cell + 3.5 * cell
+    drawing.line(lane_x, top + cell + 2, lane_x, top + split * cell - 3, arrow=True, color=STROKES["red"], width=1.5)
+
+    y = top + rows * cell + 22
+    box = 118.0
+    for block in range(rows // split):
+        x = left + block * (box + 14)
+        drawing.rect(x, y + 18, box, 30, colors[block], strong=True, round=4)
+        drawing.text(x + box / 2, y + 37, "count, mean, M2", size=11.5, anchor="middle")
+        drawing.text(x + box / 2, y + 10, f"of block {block}", size=11, anchor="middle", color=MUTED)
+        drawing.line(x + box / 2, y + 50, left + 1.5 * box + 14 + (block - 1) * 20, y + 76, arrow=True)
+    middle = left + box + 14
+    drawing.rect(middle, y + 80, box, 30, "purple", strong=True, round=4)
+    drawing.text(middle + box / 2, y + 99, "channel's own", size=11.5, anchor="middle", bold=True)
+    drawing.text(middle + box + 16, y + 99, "merged by Chan's formula, always in the same order", size=12, color=MUTED)
+    below = paragraph(drawing, y + 142, "A thread to a channel without the split would leave the GPU nearly empty: 64 channels are two warps. A thread to a "
+                      "row would read a sector for each element. So a tile is as wide as a request, and as tall as it takes to give every "
+                      "multiprocessor work.")
+    drawing.height = below + 6
+    return drawing
+
+
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "01_naive/charts/access.svg": access_thread_per_row,
     "02_shared_reduction/charts/access.svg": access_block_per_row,
@@ -365,6 +518,9 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "03_warp_shuffle/charts/shuffles.svg": shuffle_steps,
     "04_vectorized/charts/access.svg": access_vectorized,
     "05_welford/charts/merge.svg": merge_of_triples,
+    "06_fused_residual/charts/trips.svg": fused_trips,
+    "07_backward/charts/axes.svg": backward_axes,
+    "08_batchnorm/charts/tiles.svg": batchnorm_tiles,
 }
 
 
