@@ -158,7 +158,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         command = [options.program, "--check-only", "--shapes", options.shapes, "--input", "all", "--operation", OPERATION,
-                   "--variant", "layer_norm", "--save-tensors", folder]
+                   "--variant", "layer_norm", "--param-dtype", "same", "--save-tensors", folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for problem in sorted(Path(folder).iterdir()):
             _, dtype, shape, name = problem.name.split("-")
