@@ -187,12 +187,12 @@ std::string json_of(const Counted& counted, const std::string& stage) {
   for (const KernelCounts& kernel : counted.kernels) kernels.push_back(json_of(kernel));
   return fmt::format(
       "\n    {{\n      \"name\": {},\n      \"stage\": {},\n      \"variant\": {},\n      \"operation\": \"{}\",\n"
-      "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"bytes\": {},\n"
+      "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": {},\n"
       "      \"verdict\": \"{}\",\n      \"kernels\": [{}]\n    }}",
       json_string(fmt::format("{}/{}/{}/{}/{}", stage, counted.check.variant, name_of(o.operation), name_of(o.dtype),
                               shape_name(o))),
       json_string(stage), json_string(counted.check.variant), name_of(o.operation), name_of(o.dtype), o.rows, o.cols,
-      counted.bytes, name_of(counted.check.verdict), joined(kernels));
+      o.pixels, counted.bytes, name_of(counted.check.verdict), joined(kernels));
 }
 
 // Values do not change what is counted; normal ones are the least special.

@@ -513,6 +513,13 @@ def counters(place: Place) -> Table:
     return launches_table(place, launches, [results], columns, "Counted by Nsight Compute, with the L2 cache flushed before each kernel")
 
 
+def counting(place: Place) -> Table:
+    """What the CPU layer counts beside what the hardware counted, for a stage or, with sum=yes, for all."""
+    import counting as beside  # which makes tables of its own with what is above
+
+    return beside.counted_summary(place) if place.flag("sum") else beside.counted_beside_measured(place)
+
+
 def verified(place: Place) -> Table:
     """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage."""
     if not place.repository.has_verified(place.gpu):
@@ -607,6 +614,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "numerics": (numerics, ENTRY_OPTIONS | {"peers"}),
     "resources": (resources, ENTRY_OPTIONS),
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
+    "counting": (counting, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
     "family": (family, {"gpu"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

@@ -56,6 +56,8 @@ Options from_environment() {
   }
   read_number("WORKLOG_SIMT_THREADS", 1, 1024, [&](unsigned n) { options.threads = n; });
   read_number("WORKLOG_SIMT_MULTIPROCESSORS", 1, 1024, [&](unsigned n) { options.multiprocessors = n; });
+  read_number("WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR", 1, 32,
+              [&](unsigned n) { options.blocks_per_multiprocessor = n; });
   const auto milliseconds = [](unsigned n) { return std::chrono::milliseconds(n); };
   read_number("WORKLOG_SIMT_SPIN_LIMIT_MS", 10, 1u << 30, [&](unsigned n) { options.spin_limit = milliseconds(n); });
   read_number("WORKLOG_SIMT_BLOCK_LIMIT_MS", 0, 1u << 30, [&](unsigned n) { options.block_limit = milliseconds(n); });
@@ -521,7 +523,8 @@ int blocks_at_once(int block_size, size_t dynamic_shared_bytes) {
   const int by_threads = threads_per_multiprocessor / std::max(1, (block_size + 31) / 32 * 32);
   const auto by_shared =
       static_cast<int>(shared_per_multiprocessor / (dynamic_shared_bytes + shared_reserved_per_block));
-  return std::min({by_threads, by_shared, blocks_per_multiprocessor});
+  const unsigned most = options().blocks_per_multiprocessor;
+  return std::min({by_threads, by_shared, most != 0 ? static_cast<int>(most) : blocks_per_multiprocessor});
 }
 
 const cudaLaunchAttribute* find_attribute(const cudaLaunchConfig_t& config, cudaLaunchAttributeID id) {

@@ -16,6 +16,9 @@ struct Options {
   uint64_t seed = 1;             // of Order::shuffle; the same seed gives the same order within each block
   unsigned threads = 0;          // OS threads that run ordinary blocks; 0: one per core
   unsigned multiprocessors = 0;  // what the device reports; 0: as many as threads, and at least 4
+  // The most blocks that it reports to hold on a multiprocessor at once. 0: as many as threads and shared memory allow;
+  // a GPU may hold fewer, for want of registers.
+  unsigned blocks_per_multiprocessor = 0;
 
   // A launch in which every thread waits, or spins on an atomic that does not change, ends after this long.
   std::chrono::milliseconds spin_limit{250};
@@ -27,8 +30,8 @@ struct Options {
 };
 
 // The options of the launches that follow. They start from the environment: WORKLOG_SIMT_ORDER=forward, reverse or
-// shuffle:SEED, WORKLOG_SIMT_THREADS, WORKLOG_SIMT_MULTIPROCESSORS, WORKLOG_SIMT_SPIN_LIMIT_MS,
-// WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is reported on stderr and ends the program (exit code 2).
+// shuffle:SEED, WORKLOG_SIMT_THREADS, WORKLOG_SIMT_MULTIPROCESSORS, WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR,
+// WORKLOG_SIMT_SPIN_LIMIT_MS, WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is reported on stderr and ends the program (exit code 2).
 Options options();
 void set_options(const Options& options);
 
