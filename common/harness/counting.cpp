@@ -187,7 +187,8 @@ std::string json_of(const Counted& counted, const std::string& stage) {
   for (const KernelCounts& kernel : counted.kernels) kernels.push_back(json_of(kernel));
   return fmt::format(
       "\n    {{\n      \"name\": {},\n      \"stage\": {},\n      \"variant\": {},\n      \"operation\": \"{}\",\n"
-      "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": {},\n"
+      "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": "
+      "{},\n"
       "      \"verdict\": \"{}\",\n      \"kernels\": [{}]\n    }}",
       json_string(fmt::format("{}/{}/{}/{}/{}", stage, counted.check.variant, name_of(o.operation), name_of(o.dtype),
                               shape_name(o))),

@@ -31,7 +31,8 @@ struct Options {
 
 // The options of the launches that follow. They start from the environment: WORKLOG_SIMT_ORDER=forward, reverse or
 // shuffle:SEED, WORKLOG_SIMT_THREADS, WORKLOG_SIMT_MULTIPROCESSORS, WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR,
-// WORKLOG_SIMT_SPIN_LIMIT_MS, WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is reported on stderr and ends the program (exit code 2).
+// WORKLOG_SIMT_SPIN_LIMIT_MS, WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is reported on stderr and ends
+// the program (exit code 2).
 Options options();
 void set_options(const Options& options);
 
