@@ -446,6 +446,75 @@ class Tables(Playground):
         key = "02_tree/best/batchnorm_train/fp32/32x64x49/cold"
         self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=us -->"), "50.0 µs")
 
+    def launch(self, stage: str, variant: str, **values: float) -> dict:
+        return {"stage": stage, "variant": variant, "operation": "layernorm_forward", "dtype": "fp32", "rows": 1024, "cols": 1024, "pixels": 1,
+                "kernel": f"worklog::x::{variant}<&worklog::x::sum, 4>", "blocks": 1024, "threads": 256, "cluster": 1} | values
+
+    def with_counters(self) -> None:
+        stages = [{"stage": stage, "source_hash": source_hash.source_hash(stage, self.root), "commit": "0123", "dirty": "false"}
+                  for stage in ("01_naive", "02_tree")]
+        kernels = [
+            self.launch("01_naive", "plain") | {"metrics": {"global_load_requests": 10, "global_load_sectors": 320, "dram_read_bytes": 4.2e6,
+                                                            "issue_active_percent": 66.6, "duration_ns": 1500.0}},
+            self.launch("02_tree", "one_pass") | {"metrics": {"global_load_requests": 10, "global_load_sectors": 40, "dram_read_bytes": 5.37e8,
+                                                              "issue_active_percent": 5.0, "duration_ns": None}},
+            self.launch("02_tree", "one_pass") | {"kernel": "second", "metrics": {"global_load_requests": 5, "global_load_sectors": 20,
+                                                                                   "dram_read_bytes": 0, "issue_active_percent": 50.0, "duration_ns": 9.0}},
+        ]
+        self.write("docs/counters/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21"}, "metrics": {}, "stages": stages,
+                                                          "kernels": kernels}))
+
+    def test_counters(self) -> None:
+        self.with_counters()
+        lines = self.table("counters show=sectors_per_load,dram_read_bytes,issue_active_percent,duration_ns")
+        self.assertEqual(lines[0], "| stage | variant | sectors per load | DRAM read, MB | issue slots used | µs |")
+        self.assertEqual(lines[2], "| 01 | `plain` | 32.00 | 4.20 | 67 % | 1.50 |")
+        self.assertEqual(lines[3], "| 02 | `one_pass` | 4.00 | 537 | 5 % | – |")
+        self.assertIn("[counters/h200.json](counters/h200.json)", lines[-1])
+        self.edit("02_tree/kernels.cuh", "float* x", "float* y")
+        self.assertIn("`one_pass`†", self.table("counters stage=02_tree show=duration_ns")[2])
+
+    def test_counters_as_figures(self) -> None:
+        self.with_counters()
+        key = "key=counters/02_tree/one_pass/layernorm_forward/fp32/1024x1024"
+        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=global_load_requests unit=count -->"), "15")  # of both kernels
+        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=dram_read_bytes unit=MB -->"), "537 MB")
+        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=issue_active_percent unit=percent -->"), "50.0 %")  # of the longer one
+        self.assertIn("is no counter of", self.refused(f"<!-- sync:figure {key} counter=wishes unit=count -->"))
+        self.assertIn("the nearest there is", self.refused("<!-- sync:figure key=counters/02_tree/two/x/fp32/1x1 counter=a unit=count -->"))
+
+    def test_resources(self) -> None:
+        takes = {"registers": 32, "local_bytes": 0, "static_shared_bytes": 128, "dynamic_shared_bytes": 1024, "blocks_per_multiprocessor": 8, "occupancy": 1.0}
+        document = json.loads(self.read("02_tree/results/h200.json"))
+        self.write("02_tree/results/h200.json", json.dumps(document | {"resources": [self.launch("02_tree", "one_pass", **takes)]}))
+        lines = self.table("resources stage=02_tree")
+        self.assertEqual(lines[2], "| `one_pass` | `one_pass<&sum, 4>` | 1024 x 256 | 32 | 0 | 1152 | 8 | 100 % |")
+        self.assertIn("has no resources", self.refused("<!-- sync:table resources stage=01_naive -->"))
+
+    def test_verified(self) -> None:
+        self.assertEqual(self.table("verified"), ["*Nothing was verified on h200 yet.*"])
+        line = {"variant": "plain", "passed": 8, "expected_failure": 1, "permitted_failure": 0, "compared": 2.5e9}
+        stage = {"stage": "01_naive", "source_hash": source_hash.source_hash("01_naive", self.root), "commit": "0", "dirty": "false",
+                 "sweeps": [{"name": "shapes", "checks": 9, "results": [line]}, {"name": "past", "left_out": "too large"}],
+                 "sanitizers": [{"tool": "memcheck", "checks": 3, "summary": "0 errors"}]}
+        self.write("docs/verified/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21T00:00:00Z"}, "suites": [{"passed": 4}],
+                                                          "stages": [stage]}))
+        lines = self.table("verified")
+        self.assertRegex(lines[2], r"^\| 01_naive \| `\w{10}` \| 9 \| 8 \| 1 \| 0 \| 2.5 \| 0 \| – \| – \| – \|$")
+        self.assertIn("4 tests passed. Not verified yet: 02_tree, 03_later", lines[-1])
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
+        self.assertIn("01_naive†", self.table("verified")[2])
+
+    def test_family(self) -> None:
+        self.assertEqual(self.table("family"), ["*No results yet.*"])
+        self.results("02_tree", [
+            benchmark("02_tree", "fused", 500.0, operation="add_layernorm_forward", shape="131072x1024", share=0.9),
+            benchmark("02_tree", "unfused", 600.0, operation="add_layernorm_forward", shape="131072x1024", share=0.75),
+            benchmark("02_tree", "fused", 5.0, operation="add_layernorm_forward", share=0.5),
+        ])
+        lines = self.table("family")
+        self.assertEqual(lines[2], "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % | – |")
+
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
         self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
@@ -456,7 +525,7 @@ class Tables(Playground):
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
-            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, verified, family, ladder-all",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, counting, verified, family, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
