@@ -34,6 +34,7 @@ struct RmsNormForward {
   int64_t rows, cols;
   int64_t x_stride, y_stride;
   float eps;
+  bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 };
 
 // h = x + residual, rounded to T; y = layer_norm(h).
@@ -64,6 +65,7 @@ struct AddRmsNormForward {
   int64_t rows, cols;
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;
+  bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 };
 
 // With xhat = (x - mean) * rstd and wdy = dy * gamma:

@@ -101,7 +101,8 @@ struct Binding<RmsNormForward<T, G>> {
             .cols = a.options.cols,
             .x_stride = a.stride("x"),
             .y_stride = a.stride("y"),
-            .eps = a.options.eps};
+            .eps = a.options.eps,
+            .round_before_gamma = a.options.round_before_gamma};
   }
 };
 
@@ -149,7 +150,8 @@ struct Binding<AddRmsNormForward<T, G>> {
             .residual_stride = a.stride("residual"),
             .h_stride = a.stride("h"),
             .y_stride = a.stride("y"),
-            .eps = a.options.eps};
+            .eps = a.options.eps,
+            .round_before_gamma = a.options.round_before_gamma};
   }
 };
 

@@ -146,6 +146,7 @@ Check run_check(const Problem& problem, const Variant& variant, const Variant::I
                 Workspace& workspace, int64_t misalign, cudaStream_t stream) {
   Check check = start_check(problem, variant, misalign);
   try {
+    workspace.overwrite(variant.overwritten());
     workspace.reset();
     {
       const LaunchRecorder recorder(check.launches);

@@ -140,9 +140,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
   std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal",
-              variant = "all", operation = "all", without, layout = "channels_last", modes = "cold,warm,graph",
-              row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6", momentum = "0.1", seed = "1",
-              max_seconds = "0.5";
+              variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
+              modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
+              momentum = "0.1", seed = "1", max_seconds = "0.5";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -161,6 +161,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--input", input, "inputs: all, or a list (--list names them)"), problem);
   what(app.add_option("--operation", operation, "operations: all, or a list (--list names them)"), problem);
+  what(app.add_option("--norm", norm, "of these the ones with: all, layer or rms"), problem);
+  what(app.add_flag("--round-before-gamma", request.round_before_gamma,
+                    "RMSNorm: round to the element's type before the multiplication by gamma, as LLaMA's code does"),
+       problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
   what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),
        problem);
@@ -213,6 +217,16 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.operations = named("--operation", operation,
                              in_variants<Operation>(request.variants, [](const auto& i) { return i.operation; }),
                              [](Operation o) { return name_of(o); });
+  if (norm != "all" && norm != "layer" && norm != "rms") {
+    throw RequestError(fmt::format("--norm takes all, layer or rms; it was given '{}'", norm));
+  }
+  if (norm != "all") {
+    const std::string_view part = norm == "rms" ? "rmsnorm" : "layernorm";
+    std::erase_if(request.operations, [&](Operation o) { return name_of(o).find(part) == std::string_view::npos; });
+    if (request.operations.empty()) {
+      throw RequestError(fmt::format("--norm {} leaves no operation that {} does", norm, program.stage()));
+    }
+  }
   // An element type that exists, but not here, is refused by naming those that do.
   request.dtypes = named("--dtype", dtype, in_variants<Dtype>(request.variants, [](const auto& i) { return i.dtype; }),
                          [](Dtype d) { return name_of(d); });

@@ -39,6 +39,7 @@ struct Request {
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  bool round_before_gamma = false;
   uint64_t seed = 1;
 
   bool check_only = false;

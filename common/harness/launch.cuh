@@ -29,16 +29,43 @@ inline void check_cuda(cudaError_t code, const char* doing) {
   }
 }
 
+// Of the current device. Throws CudaError.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "asking for an attribute of the device");
+  return value;
+}
+
 struct LaunchShape {
   dim3 grid;                // blocks
   dim3 block;               // threads of a block
   size_t shared_bytes = 0;  // dynamic shared memory of a block
   unsigned cluster = 1;     // blocks of a cluster, along x (compute capability 9.0 and newer)
+  bool overlap = false;     // may start before the kernel before it has ended: see wait_for_previous_kernel
   cudaStream_t stream = nullptr;
 };
 
 // Where set, called before each launch: how the harness learns which kernels a variant launches, and in which shape.
 inline void (*launch_observer)(const void* kernel, const LaunchShape& shape) = nullptr;
+
+// Programmatic dependent launch, where the device has it (compute capability 9.0 and newer): a kernel that is launched
+// with shape.overlap takes its places on the multiprocessors while the kernel before it in the stream still runs, and
+// so hides the time that a launch takes. It touches no memory before this call, which waits until all that the kernel
+// before it has written can be seen.
+__device__ inline void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// From here on the next kernel in the stream may take its places, if it is launched with shape.overlap.
+__device__ inline void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 
 // Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), in clusters where shape.cluster > 1.
 // Throws CudaError when the launch is refused.
@@ -51,20 +78,48 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
                                     static_cast<int>(shape.shared_bytes)),
                "asking for dynamic shared memory");
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = shape.cluster;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[count++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = shape.cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
+  if (shape.overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+    cudaLaunchAttribute& attribute = attributes[count++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
 
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(args)...), "launching a kernel");
+}
+
+}  // namespace worklog
+
+namespace worklog {
+
+// The threads that a multiprocessor holds at once, on the architecture that is compiled for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int threads_of_a_multiprocessor = 1024;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+inline constexpr int threads_of_a_multiprocessor = 1536;
+#else
+inline constexpr int threads_of_a_multiprocessor = 2048;
+#endif
+
+// For __launch_bounds__: `wished` blocks of `threads` threads on a multiprocessor, or as many as it can hold.
+constexpr int blocks_that_fit(int threads, int wished) {
+  const int fit = threads_of_a_multiprocessor / threads;
+  return wished < fit ? wished : fit;
 }
 
 }  // namespace worklog

@@ -73,6 +73,7 @@ struct ProblemOptions {
   uint64_t seed = 1;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  bool round_before_gamma = false;       // RMSNorm: the normalized element is rounded to its type, then multiplied
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
 };
 

@@ -51,6 +51,7 @@ void print_list(const Program& program) {
       fmt::print("    {} in {} with parameters in {}\n", name_of(i.operation), name_of(i.dtype),
                  name_of(i.param_dtype));
     }
+    for (const auto& [input, output] : variant.overwritten()) fmt::print("    writes {} over {}\n", output, input);
     for (const Variant::Limit& limit : variant.limits()) fmt::print("    limited: {}\n", limit.sentence);
     for (const auto& [input, from] : variant.expectations()) {
       std::string types;
@@ -147,6 +148,11 @@ Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes, int64_t mo
 
 Variant& Variant::limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts) {
   limits_.push_back({std::move(sentence), std::move(accepts)});
+  return *this;
+}
+
+Variant& Variant::overwrites(std::string input, std::string output) {
+  overwritten_.push_back({std::move(input), std::move(output)});
   return *this;
 }
 

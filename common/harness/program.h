@@ -41,6 +41,10 @@ class Variant {
     Input input;
     FailsFrom from;
   };
+  // An output that lies where an input lies.
+  struct Overwrite {
+    std::string input, output;
+  };
   struct Limit {
     std::string sentence;
     std::function<bool(const ProblemOptions&)> accepts;
@@ -58,6 +62,8 @@ class Variant {
                        int64_t most_cols = std::numeric_limits<int64_t>::max());
   // The shapes that the variant can do, as a sentence ("cols at most 16384") and as a test.
   Variant& limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts);
+  // The variant is called with `output` pointing to the tensor `input`, which it may then change.
+  Variant& overwrites(std::string input, std::string output);
   // How results are compared, where it is not as Problem::compare does it by itself.
   Variant& compared_with(ComparisonOptions comparison);
   // Adds one function; Program::add does.
@@ -69,6 +75,7 @@ class Variant {
   const std::vector<Implementation>& implementations() const { return implementations_; }
   const std::vector<Expectation>& expectations() const { return expectations_; }
   const std::vector<Limit>& limits() const { return limits_; }
+  const std::vector<Overwrite>& overwritten() const { return overwritten_; }
   const ComparisonOptions& comparison() const { return comparison_; }
 
  private:
@@ -76,6 +83,7 @@ class Variant {
   std::vector<Implementation> implementations_;
   std::vector<Expectation> expectations_;
   std::vector<Limit> limits_;
+  std::vector<Overwrite> overwritten_;
   ComparisonOptions comparison_;
 };
 

@@ -59,6 +59,7 @@ std::string json_of(const Check& check, const std::string& stage) {
   add("launches", json_string(describe_launches(check.launches)));
   add("seed", fmt::format("{}", o.seed));
   add("eps", json_number(o.eps));
+  if (o.round_before_gamma) add("round_before_gamma", "true");
   add("row_padding", fmt::format("{}", o.row_padding));
   add("misalign", fmt::format("{}", check.misalign));
   add("without", json_list(o.absent));

@@ -60,6 +60,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.seed = request.seed;
   options.eps = request.eps;
   options.momentum = request.momentum;
+  options.round_before_gamma = request.round_before_gamma;
   for (const TensorSpec& spec : tensors_of(operation)) {
     const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
     if (spec.optional && unwanted) options.absent.emplace_back(spec.name);
@@ -404,7 +405,10 @@ void Session::measure(benchmark::State& state, const TimedRunner& timed, TimingM
   }
   if (timed_->runner != &timed) {
     compare_after_timing();
-    for (Workspace& set : timed_->sets) set.reset();
+    for (Workspace& set : timed_->sets) {
+      set.overwrite(timed.runner->variant->overwritten());
+      set.reset();
+    }
     timed_->runner = &timed;
   }
   const Problem& problem = timed_->problem;
@@ -467,8 +471,8 @@ void Session::compare_after_timing() {
   const Runner& runner = *std::exchange(timed_->runner, nullptr)->runner;
   Workspace& first = timed_->sets.front();
   Check check;
-  if (has_updated_tensors(timed_->problem)) {
-    // What is updated has been updated once per sample: the launch has to be made again on fresh values.
+  if (has_updated_tensors(timed_->problem) || !runner.variant->overwritten().empty()) {
+    // What is updated or overwritten has been so once per sample: the launch has to be made again on fresh values.
     check =
         run_check(timed_->problem, *runner.variant, *runner.implementation, first, request_.misalign, timer_->stream());
     check.after_timing = true;

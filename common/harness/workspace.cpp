@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "common/harness/launch.cuh"
 
 #ifdef WORKLOG_BACKEND_CPU
@@ -33,7 +36,29 @@ Workspace::Workspace(const Problem& problem, int64_t misalign) : problem_(proble
     arguments_.tensors.push_back(
         {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
   }
+  overwrite({});
   reset();
+}
+
+int Workspace::present(std::string_view name) const {
+  const std::vector<HostTensor>& tensors = problem_.tensors();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].spec.name == name && tensors[i].present) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void Workspace::overwrite(const std::vector<Variant::Overwrite>& overwritten) {
+  place_.resize(buffers_.size());
+  std::iota(place_.begin(), place_.end(), 0);
+  for (const auto& [input, output] : overwritten) {
+    const int from = present(input);
+    const int to = present(output);
+    if (from >= 0 && to >= 0) place_[to] = from;
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (problem_.tensors()[i].present) arguments_.tensors[i].data = buffers_[place_[i]].data();
+  }
 }
 
 void Workspace::reset() {
@@ -61,8 +86,8 @@ std::vector<HostTensor> Workspace::download() const {
     result.stride = tensor.stride;
     result.present = tensor.present;
     if (!tensor.present || tensor.spec.role == Role::input) continue;
-    result.bytes.resize(buffers_[i].bytes());
-    buffers_[i].download(result.bytes.data());
+    result.bytes.resize(buffers_[place_[i]].bytes());
+    buffers_[place_[i]].download(result.bytes.data());
   }
   return results;
 }
@@ -72,7 +97,8 @@ std::vector<std::string> Workspace::damage() const {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const HostTensor& tensor = problem_.tensors()[i];
     for (std::string& sentence : buffers_[i].guard_damage(tensor.spec.name)) sentences.push_back(std::move(sentence));
-    if (!tensor.present || tensor.spec.role != Role::input) continue;
+    const bool overwritten = std::count(place_.begin(), place_.end(), static_cast<int>(i)) > 1;
+    if (!tensor.present || tensor.spec.role != Role::input || overwritten) continue;
     const int64_t changed = buffers_[i].first_difference(tensor.bytes.data());
     if (changed >= 0) {
       sentences.push_back(fmt::format("the input {} was changed, first at row {}, column {}", tensor.spec.name,

@@ -7,6 +7,7 @@
 #include "common/harness/bind.h"
 #include "common/harness/device_buffer.h"
 #include "common/harness/problem.h"
+#include "common/harness/program.h"
 
 namespace worklog {
 
@@ -16,6 +17,9 @@ class Workspace {
   // Throws OutOfDeviceMemory.
   Workspace(const Problem& problem, int64_t misalign);
 
+  // From here on each named output lies where its input does, until this is called again. Both have the same shape,
+  // type and stride. A name that the problem does not have, or has not present, is left alone.
+  void overwrite(const std::vector<Variant::Overwrite>& overwritten);
   // Every tensor as the problem has it: inputs hold their values, outputs the poison pattern. Guards are made whole.
   void reset();
   // What a variant is called with.
@@ -27,7 +31,10 @@ class Workspace {
 
  private:
   const Problem& problem_;
+  int present(std::string_view name) const;  // its index, or -1
+
   std::vector<DeviceBuffer> buffers_;  // as Problem::tensors(); an absent tensor has an empty one
+  std::vector<int> place_;             // of each tensor: the buffer that it lies in
   DeviceArguments arguments_;
 };
 
