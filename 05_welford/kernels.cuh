@@ -1,6 +1,11 @@
 // Statistics that hold on every input, and the final forward kernel for every row length.
 #pragma once
 
+#include <cuda_pipeline.h>
+
+#include <array>
+#include <type_traits>
+
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
 #include "common/harness/arguments.h"
@@ -15,9 +20,9 @@ using vectorized::load;
 using vectorized::pack;
 using vectorized::Parameter;
 using vectorized::store;
-using vectorized::unpack;
 using vectorized::vector_size;
 using warp_shuffle::all_lanes;
+using warp_shuffle::block_sum;
 using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
@@ -84,7 +89,7 @@ __global__ void layernorm_textbook(LayerNormForward<T, G> p) {
 
     Moments moments = {};
     for (int col = first; col < cols; col += step) {
-      const Floats<T> v = unpack<T>(load(x, col, cols));
+      const Floats<T> v = vectorized::unpack<T>(load(x, col, cols));
       for (int k = 0; k < vector_size<T>; ++k) {
         if (col + k >= 0 && col + k < cols) add_value(moments, v.at[k]);
       }
@@ -97,7 +102,7 @@ __global__ void layernorm_textbook(LayerNormForward<T, G> p) {
       gamma.load(p.gamma, col, cols, 1.0f);
       beta.load(p.beta, col, cols, 0.0f);
       store(y, col, cols,
-            pack<T>(vectorized::normalize(unpack<T>(load(x, col, cols)), moments.mean, rstd, gamma, beta)));
+            pack<T>(vectorized::normalize(vectorized::unpack<T>(load(x, col, cols)), moments.mean, rstd, gamma, beta)));
     }
     vectorized::write_statistics(p, row, moments.mean, rstd);
   }
@@ -138,7 +143,8 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
       Parameter<T, G> gamma, beta;
       gamma.load(p.gamma, col, cols, 1.0f);
       beta.load(p.beta, col, cols, 0.0f);
-      store(y, col, cols, pack<T>(vectorized::normalize(unpack<T>(held.bits[i]), moments.mean, rstd, gamma, beta)));
+      store(y, col, cols,
+            pack<T>(vectorized::normalize(vectorized::unpack<T>(held.bits[i]), moments.mean, rstd, gamma, beta)));
     }
     vectorized::write_statistics(p, row, moments.mean, rstd);
   }
@@ -148,401 +154,900 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
 // --- The final kernel ------------------------------------------------------------------------------------------------
 //
 // Three steps: load, statistics, store. A row belongs to a *team* of threads: some lanes of a warp, a block, or a
-// cluster of blocks. The steps know a team only by its size, its thread's number and its sum.
+// cluster of blocks. A thread keeps its share of the row in registers, in the storage type. What the steps do to a row
+// is a type, `Steps`: LayerNormSteps below is layer normalization, and stage 06 has the steps of its relatives.
 
-inline constexpr int threads_of_lane_teams = 128;
+inline constexpr int largest_block_of_lane_teams = 128;
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
-inline constexpr int largest_cluster = 8;       // blocks: what every device with clusters can run
 
-// [snippet: teams]
-// `width` neighbouring lanes: 32 / width rows to a warp. All lanes of a warp take part in its shuffles, also those
-// whose row is beyond the last.
-template <int width>
-struct LaneTeam {
-  __device__ int size() const { return width; }
-  __device__ int thread() const { return static_cast<int>(threadIdx.x) % width; }
-  __device__ int64_t rows_at_once() const { return int64_t{gridDim.x} * blockDim.x / width; }
-  __device__ int64_t first_row() const { return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width; }
-  __device__ float2 sum(float2 value) const { return {warp_sum<width>(value.x), warp_sum<width>(value.y)}; }
-  __device__ bool any(bool value) const { return __any_sync(all_lanes, value); }
-};
-
-// The threads of a block.
-struct BlockTeam {
-  float2* scratch;  // two for each warp, used in turn, so that a sum needs one barrier and not two
-  int turn = 0;
-
-  __device__ int size() const { return static_cast<int>(blockDim.x); }
-  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
-  __device__ int64_t rows_at_once() const { return gridDim.x; }
-  __device__ int64_t first_row() const { return blockIdx.x; }
-  __device__ float2 sum(float2 value) {
-    const int lane = thread() % lanes;
-    float2* sums = scratch + turn * lanes;
-    turn ^= 1;
-    value = {warp_sum(value.x), warp_sum(value.y)};
-    if (lane == 0) sums[thread() / lanes] = value;
-    __syncthreads();
-    value = lane < size() / lanes ? sums[lane] : float2{0.0f, 0.0f};
-    return {warp_sum(value.x), warp_sum(value.y)};
-  }
-  __device__ bool any(bool value) const { return value; }  // what sums decide, all threads decide alike
-};
-
-// The threads of a cluster of blocks, which can write into each other's shared memory.
-struct ClusterTeam {
-  Cluster cluster;
-  BlockTeam block;
-  float2* sums;  // two for each block of the cluster, used in turn
-  int turn = 0;
-
-  __device__ int blocks() const { return static_cast<int>(cluster.num_blocks()); }
-  __device__ int size() const { return block.size() * blocks(); }
-  __device__ int thread() const { return static_cast<int>(cluster.block_rank()) * block.size() + block.thread(); }
-  __device__ int64_t rows_at_once() const { return gridDim.x / blocks(); }
-  __device__ int64_t first_row() const { return blockIdx.x / blocks(); }
-  __device__ float2 sum(float2 value) {
-    value = block.sum(value);
-    float2* mine = sums + turn * largest_cluster;
-    turn ^= 1;
-    if (block.thread() < blocks()) cluster.map_shared_rank(mine, block.thread())[cluster.block_rank()] = value;
-    cluster.sync();
-    float2 total = {0.0f, 0.0f};
-    for (int rank = 0; rank < blocks(); ++rank) {
-      total.x += mine[rank].x;
-      total.y += mine[rank].y;
-    }
-    return total;
-  }
-  __device__ bool any(bool value) const { return value; }
-};
-// [/snippet]
-
-// [snippet: row_share]
-// A thread's share of a row: vectors at every team.size()-th place, in registers, in the storage type.
-//
-// The arithmetic works on x * scale. scale is 1, but for rows whose squares would overflow: there it is a small power
-// of two, by which nothing is rounded.
-// `whole`: every row is a whole number of aligned vectors. It is known at compile time, because asking for each vector
-// costs more instructions than the arithmetic has to spare.
-template <class T, int vectors, bool whole>
-struct RowShare {
-  uint4 bits[vectors];
-  int first;  // column of the first vector
-  int step;   // columns from one vector to the next
-  int cols;
-  float scale;
-
-  __device__ int column(int i) const { return first + i * step; }
-  __device__ bool is_whole(int col) const { return whole || (col >= 0 && col + vector_size<T> <= cols); }
-  __device__ bool has(int col) const { return col >= 0 && col < cols; }
-
-  // Calls f(x) for each of the row's elements in this share.
-  template <class Function>
-  __device__ void for_each(Function f) const {
+// [snippet: unpack]
+// As stage 04 unpacks; but a bfloat16 is the upper half of a float, so that it takes one instruction, and one that the
+// compiler will rather repeat than keep its result in a register.
+template <class T>
+__device__ inline Floats<T> unpack(uint4 bits) {
+  if constexpr (!std::is_same_v<T, __nv_bfloat16>) return vectorized::unpack<T>(bits);
+  const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+  Floats<T> floats;
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      const int col = column(i);
-      if (col >= cols) break;
-      const Floats<T> x = unpack<T>(bits[i]);
-      if (is_whole(col)) {
-#pragma unroll
-        for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
-      } else {
-#pragma unroll
-        for (int k = 0; k < vector_size<T>; ++k) {
-          if (has(col + k)) f(x.at[k]);
-        }
-      }
-    }
+  for (int k = 0; k < vector_size<T>; ++k) {
+    floats.at[k] = __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);
   }
-};
-// [/snippet]
-
-// [snippet: load_step]
-template <class T, int vectors, bool whole>
-__device__ inline void load_row(RowShare<T, vectors, whole>& share, const T* row, int cols, int thread, int team) {
-  share.cols = cols;
-  share.step = team * vector_size<T>;
-  share.first = (whole ? 0 : first_column(row)) + thread * vector_size<T>;
-  share.scale = 1.0f;
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    share.bits[i] = share.column(i) < cols ? load<whole>(row, share.column(i), cols) : uint4{};
-  }
+  return floats;
 }
 // [/snippet]
 
-// [snippet: statistics_step]
-// The mean of x * scale in two parts, and 1 / sqrt(variance + eps) of it.
+// [snippet: layout]
+// What is known of a launch's rows when it is compiled.
+enum class Fit {
+  any,      // they start and end anywhere, aligned to the element only
+  vectors,  // they are whole 16-byte vectors on 16-byte boundaries
+  full,     // and just as many as the threads of a team hold: there is nothing to ask
+};
+
+// How a row lies in memory: 16-byte vectors on 16-byte boundaries, and at its two ends the *edges*, elements that fill
+// no vector.
+template <class T>
+struct RowLayout {
+  int first;    // column of the first vector
+  int vectors;  // in the row
+  int edges;    // columns outside of the vectors: at most 30
+
+  __device__ int edge_column(int edge) const { return edge < first ? edge : edge + vectors * vector_size<T>; }
+};
+
+// Where not all rows start on a boundary, gamma's vectors do not lie where those of x do: reading 16 bytes of gamma
+// takes the two vectors that they straddle. One vector at each end counts among the edges then, so that the two exist.
+template <Fit fit, class T>
+__device__ inline RowLayout<T> layout_of(const T* row, int cols) {
+  if constexpr (fit != Fit::any) return {0, cols / vector_size<T>, 0};
+  const int past_boundary = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+  const int first = 2 * vector_size<T> - past_boundary;
+  const int vectors = cols < first + 2 * vector_size<T> ? 0 : (cols - first) / vector_size<T> - 1;
+  return {first, vectors, cols - vectors * vector_size<T>};
+}
+// [/snippet]
+
+// [snippet: place]
+// Which columns of a row a thread holds: vectors `step` columns apart, and perhaps one of the edges.
+template <Fit fit>
+struct Place {
+  int first;  // column of the first vector
+  int step;
+  int end;   // the vectors lie before this column
+  int edge;  // column, or -1
+
+  __device__ int column(int i) const { return first + i * step; }
+  __device__ bool has(int i) const { return fit == Fit::full || column(i) < end; }
+  __device__ bool has_edge() const { return fit == Fit::any && edge >= 0; }
+
+  // Calls f(x) for each of the thread's elements, read from memory one by one: short code, for what is rarely done.
+  template <int vectors, class T, class Function>
+  __device__ void for_each(const T* row, Function f) const {
+#pragma unroll 1
+    for (int i = 0; i < vectors * vector_size<T>; ++i) {
+      if (has(i / vector_size<T>)) f(vectorized::to_float(row[column(i / vector_size<T>) + i % vector_size<T>]));
+    }
+    if (has_edge()) f(vectorized::to_float(row[edge]));
+  }
+
+  // Of all lanes of the warp together.
+  template <class T, int vectors>
+  __device__ int elements_of_warp() const {
+    if constexpr (fit == Fit::full) return lanes * vectors * vector_size<T>;
+    int elements = __popc(__ballot_sync(all_lanes, has_edge()));
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) elements += __popc(__ballot_sync(all_lanes, has(i))) * vector_size<T>;
+    return elements;
+  }
+};
+
+// A team's blocks hold one piece of the row each; `thread` of `threads` counts within the block. The edges are few: one
+// to a thread of the first block.
+template <Fit fit, class T>
+__device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int blocks, int thread, int threads) {
+  const int piece = (layout.vectors + blocks - 1) / blocks;
+  const int begin = block * piece;
+  const int end = begin + piece < layout.vectors ? begin + piece : layout.vectors;
+  return {layout.first + (begin + thread) * vector_size<T>, threads * vector_size<T>,
+          layout.first + end * vector_size<T>, block == 0 && thread < layout.edges ? layout.edge_column(thread) : -1};
+}
+// [/snippet]
+
+// [snippet: load_step]
+// Where a thread keeps its vectors, in the storage type: 16 bits stay 16 bits.
+template <int vectors>
+struct InRegisters {
+  uint4 vector[vectors];
+
+  __device__ void fetch(int i, const void* from) { vector[i] = *static_cast<const uint4*>(from); }
+  __device__ void put(int i, uint4 bits) { vector[i] = bits; }
+  __device__ uint4 get(int i) const { return vector[i]; }
+};
+
+// Each thread reads only what it has put there itself: waiting for its own copies is enough, there is no barrier.
+template <int vectors>
+struct InShared {
+  uint4* first;
+  int step;  // to the others, in vectors: as many as there are threads, so that neighbours use neighbouring banks
+
+  __device__ void fetch(int i, const void* from) { __pipeline_memcpy_async(first + i * step, from, 16); }
+  __device__ void put(int i, uint4 bits) { first[i * step] = bits; }
+  __device__ uint4 get(int i) const { return first[i * step]; }
+};
+
+// A thread's share of a row.
+template <class T, int vectors_, class Storage>
+struct RowShare {
+  static constexpr int vectors = vectors_;
+  Storage held;
+  T edge;
+
+  // All loads are issued before the first value is used.
+  template <class Place>
+  __device__ void load(const T* row, const Place& place) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (place.has(i)) held.fetch(i, row + place.column(i));
+    }
+    if (place.has_edge()) edge = row[place.edge];
+  }
+
+  // Calls f(x) for each element.
+  template <class Place, class Function>
+  __device__ void for_each(const Place& place, Function f) const {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (!place.has(i)) continue;
+      const Floats<T> x = unpack<T>(held.get(i));
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
+    }
+    if (place.has_edge()) f(vectorized::to_float(edge));
+  }
+};
+// [/snippet]
+
+// [snippet: split_moments]
+// Moments whose mean is kept in two parts: `pivot`, a float near it, and `rest`, the mean of what is left without it.
 //
-// A mean of 1e4 in a float is exact to 5e-4, and where the deviation is 1, so is every output. So the mean of floats is
-// kept as `mean`, a float near it, plus `rest`, the mean of what is left of the values without it: x - mean is exact,
-// or nearly, wherever a large mean makes it matter, and rest is a small number with all its digits. Values of 16 bits
-// have no digits that a float's mean could lose: their rest is 0.
+// A mean of 1e4 in one float is exact to 5e-4, and where the deviation is 1, so would be every output. But x - pivot is
+// exact, or nearly, wherever a large mean makes it matter, and rest is a small number with all its digits.
+struct SplitMoments {
+  float count;
+  float pivot;
+  float rest;
+  float m2;
+};
+
+// Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
+enum class About { mean, zero };
+
+// Elements of 16 bits have so few digits that one float holds the mean of a warp's share well enough.
+template <class T>
+inline constexpr bool splits_mean = sizeof(T) > 2;
+
+// How many values are held together, and the inverse of that (0 for none).
+struct Count {
+  float count;
+  float inverse;
+
+  // Exact where the quotient is a float: a row of equal values has their value as its mean. That is what the second
+  // step is for; a division in one would take a function call for the sake of numbers that do not come up here.
+  __device__ float mean_of(float sum) const {
+    const float quotient = sum * inverse;
+    return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
+  }
+};
+
+__device__ inline Count count_of(float count) {
+  return {count, count > 0.0f ? __fdividef(1.0f, count) : 0.0f};
+}
+
+// The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
+// f(x) for those of this thread.
+template <class T, About about, int width, class ForEach>
+__device__ inline SplitMoments moments_of(ForEach for_each, Count held, float scale) {
+  float sum = 0.0f;
+  float squares = 0.0f;
+  if constexpr (about == About::zero) {
+    for_each([&](float x) { squares = fmaf(x * scale, x * scale, squares); });
+    return {held.count, 0.0f, 0.0f, warp_sum<width>(squares)};
+  }
+  for_each([&](float x) { sum = fmaf(x, scale, sum); });
+  const float pivot = held.mean_of(warp_sum<width>(sum));
+
+  float left = 0.0f;
+  for_each([&](float x) {
+    const float d = fmaf(x, scale, -pivot);
+    if constexpr (splits_mean<T>) left += d;
+    squares = fmaf(d, d, squares);
+  });
+  squares = warp_sum<width>(squares);
+  if constexpr (!splits_mean<T>) return {held.count, pivot, 0.0f, squares};
+  left = warp_sum<width>(left);
+  const float rest = left * held.inverse;
+  return {held.count, pivot, rest, squares - left * rest};  // rest is tiny against the deviation: nothing cancels here
+}
+
+// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values.
+template <About about, int width>
+__device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
+  if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
+  const float pivot = __shfl_sync(all_lanes, part.pivot, 0, width);
+  const float difference = (part.pivot - pivot) + part.rest;
+  const float rest = warp_sum<width>(part.count * difference) * all.inverse;
+  const float off = difference - rest;
+  return {all.count, pivot, rest, warp_sum<width>(fmaf(part.count * off, off, part.m2))};
+}
+// [/snippet]
+
+// [snippet: teams]
+// A team merges the moments that its warps have of parts of a row into those of the row, in every thread.
+
+// `width` neighbouring lanes: 32 / width rows to a warp. A part is the row.
+template <int width>
+struct LaneTeam {
+  SplitMoments row;
+
+  __device__ void put(const SplitMoments& part) { row = part; }
+  __device__ SplitMoments merge() { return row; }
+  // All lanes of a warp take part in its shuffles, so they repeat them together.
+  __device__ bool any(bool value) const { return __any_sync(all_lanes, value); }
+};
+
+// The threads of a block of at most `warps` warps, a power of 2.
+template <About about, int warps>
+struct BlockTeam {
+  Count all;              // values of the row in the block
+  SplitMoments* scratch;  // [warps]
+
+  __device__ void put(const SplitMoments& part) {
+    if (threadIdx.x % lanes == 0) scratch[threadIdx.x / lanes] = part;
+  }
+  __device__ SplitMoments merge() {
+    __syncthreads();
+    const unsigned part = threadIdx.x % warps;
+    return merge_lanes<about, warps>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
+  }
+  // After a merge all threads hold the same. Where it is repeated, all have read before the next overwrites.
+  __device__ bool any(bool value) const {
+    if (value) __syncthreads();
+    return value;
+  }
+};
+
+inline constexpr int largest_cluster = 8;  // blocks: what every device with clusters can run
+
+// The threads of a cluster of blocks, which can write into each other's shared memory. barrier_arrive has been called:
+// the first merge waits until all blocks have started, and have shared memory to write into.
+template <About about, int warps>
+struct ClusterTeam {
+  Cluster cluster;
+  BlockTeam<about, warps> block;
+  Count all;              // values of the row
+  SplitMoments* scratch;  // [largest_cluster]
+  bool all_have_started = false;
+
+  __device__ void put(const SplitMoments& part) { block.put(part); }
+  __device__ SplitMoments merge() {
+    const SplitMoments moments = block.merge();
+    if (!all_have_started) cluster.barrier_wait();
+    all_have_started = true;
+    if (threadIdx.x < cluster.num_blocks()) {
+      cluster.map_shared_rank(scratch, threadIdx.x)[cluster.block_rank()] = moments;
+    }
+    cluster.sync();
+    const unsigned part = threadIdx.x % largest_cluster;
+    return merge_lanes<about, largest_cluster>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{}, all);
+  }
+  __device__ bool any(bool value) const {
+    if (value) cluster.sync();
+    return value;
+  }
+};
+// [/snippet]
+
+// [snippet: statistics_step]
+// Of x * scale: its mean in two parts, and 1 / sqrt(variance + eps). scale is 1 but for rows whose squares, or whose
+// sum, overflow: these are done again with a small power of two, by which nothing is rounded.
 struct Statistics {
-  float mean;
+  float scale;
+  float pivot;
   float rest;
   float rstd;
 };
 
-template <class T>
-inline constexpr bool has_rest = sizeof(T) == 4;
-
-// Two rounds of sums over the team: the mean, then the squares of what is left without it, and what is left itself.
-// `for_each(f)` calls f(x) for each of this thread's elements.
-template <class T, class Team, class ForEach>
-__device__ inline Statistics statistics_at_scale(Team& team, float cols, float eps, float scale, ForEach for_each) {
-  const float share = __fdividef(1.0f, cols);  // of an element in the mean
-  float sum = 0.0f;
-  for_each([&](float x) { sum += x * scale; });
-  const float mean = team.sum(float2{sum, 0.0f}).x * share;
-
-  float2 left = {0.0f, 0.0f};
-  for_each([&](float x) {
-    const float d = x * scale - mean;
-    if (has_rest<T>) left.x += d;
-    left.y += d * d;
-  });
-  left = team.sum(left);
-  const float rest = left.x * share;
-  const float m2 = left.y - left.x * rest;  // rest is tiny against the deviation: nothing cancels here
-  return {mean, rest, rsqrtf((m2 < 0.0f ? 0.0f : m2) * share + eps * scale * scale)};
+// Of x * scale. Scaled down, eps is too small for a float. It counts only where the variance is nothing, since where
+// sums overflow, values that are not equal differ by far more than eps.
+__device__ inline float rstd_of(float variance, float eps, float scale) {
+  if (scale == 1.0f) return rsqrtf(variance + eps);
+  return variance == 0.0f ? rsqrtf(eps) / scale : rsqrtf(variance);
 }
 
-// As above; a row whose sums overflow is done again, scaled down.
-template <class T, int vectors, bool whole, class Team>
-__device__ inline Statistics row_statistics(RowShare<T, vectors, whole>& share, Team& team, float eps) {
-  const auto for_each = [&](auto f) { share.for_each(f); };
-  Statistics statistics = statistics_at_scale<T>(team, share.cols, eps, 1.0f, for_each);
-  const bool overflowed = !(statistics.rstd > 0.0f);
+// From the parts that have been put. again(scale) finds this warp's part anew, of x * scale. `whole` counts the values
+// of the row.
+template <class Team, class Again>
+__device__ inline Statistics statistics_of(Team& team, Count whole, float eps, Again again) {
+  SplitMoments moments = team.merge();
+  float scale = 1.0f;
+  const bool overflowed = !isfinite(moments.m2);  // or the row holds a NaN, which will be found again
   if (team.any(overflowed)) {
-    if (overflowed) share.scale = small_scale;
-    statistics = statistics_at_scale<T>(team, share.cols, eps, share.scale, for_each);
+    if (overflowed) scale = small_scale;
+    team.put(again(scale));
+    moments = team.merge();
   }
-  return statistics;
-}
-// [/snippet]
-
-// [snippet: store_step]
-// gamma and beta for a share. Where a thread has one vector they are loaded with it, so that they are there when the
-// statistics are; where it has many, registers are dear, and they are loaded as they are used.
-template <class T, class G, int vectors, bool whole>
-struct Affine {
-  static constexpr bool is_early = vectors == 1;
-  Parameter<T, G> gamma, beta;
-
-  __device__ void load(const LayerNormForward<T, G>& p, int col) {
-    gamma.template load<whole>(p.gamma, col, static_cast<int>(p.cols), 1.0f);
-    beta.template load<whole>(p.beta, col, static_cast<int>(p.cols), 0.0f);
-  }
-};
-
-template <class T, class G, int vectors, bool whole>
-__device__ inline void store_row(const RowShare<T, vectors, whole>& share, Affine<T, G, vectors, whole>& affine,
-                                 const LayerNormForward<T, G>& p, int64_t row, const Statistics& statistics) {
-  T* y = p.y + row * p.y_stride;
-  const auto [mean, rest, rstd] = statistics;
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    const int col = share.column(i);
-    if (col >= share.cols) break;
-    if (!affine.is_early) affine.load(p, col);
-    const Floats<T> weight = affine.gamma.unpack();
-    const Floats<T> bias = affine.beta.unpack();
-    Floats<T> v = unpack<T>(share.bits[i]);
-#pragma unroll
-    for (int k = 0; k < vector_size<T>; ++k) {
-      const float d = v.at[k] * share.scale - mean;  // first, while it is exact; then the rest
-      const float normalized = has_rest<T> ? fmaf(d, rstd, -rest * rstd) : d * rstd;
-      v.at[k] = fmaf(normalized, weight.at[k], bias.at[k]);
-    }
-    store<whole>(y, col, share.cols, pack<T>(v));
-  }
+  const float m2 = moments.m2 < 0.0f ? 0.0f : moments.m2;  // rounding may leave a little less than nothing
+  return {scale, moments.pivot, moments.rest, rstd_of(m2 * whole.inverse, eps, scale)};
 }
 
 // What the caller is told is of x, without the scale.
-template <class T, class G, int vectors, bool whole>
-__device__ inline void write_statistics(const RowShare<T, vectors, whole>& share, const LayerNormForward<T, G>& p,
-                                        int64_t row, const Statistics& statistics) {
-  if (p.mean) p.mean[row] = (statistics.mean + statistics.rest) / share.scale;
-  if (p.rstd) p.rstd[row] = statistics.rstd * share.scale;
+__device__ inline float mean_of(const Statistics& s) {
+  return (s.pivot + s.rest) * (s.scale == 1.0f ? 1.0f : 1.0f / small_scale);
+}
+__device__ inline float rstd_of(const Statistics& s) {
+  return s.rstd * s.scale;
 }
 // [/snippet]
 
-// [snippet: kernel]
-// How many rows a warp works on side by side.
-template <class Team>
-inline constexpr int rows_in_warp = 1;
-template <int width>
-inline constexpr int rows_in_warp<LaneTeam<width>> = lanes / width;
+// [snippet: steps]
+// Where the rows of a tensor lie.
+struct Rows {
+  const void* first;
+  int64_t stride;  // elements
+};
 
-template <class T, class G, int vectors, bool whole, class Team>
-__device__ inline void layernorm_rows(const LayerNormForward<T, G>& p, Team team) {
-  const int cols = static_cast<int>(p.cols);
-  // The bound is that of the warp's first row: its lanes stay together.
-  const int64_t first_of_warp = team.first_row() - team.first_row() % rows_in_warp<Team>;
-  const int64_t own = team.first_row() - first_of_warp;
-  for (int64_t row = first_of_warp; row < p.rows; row += team.rows_at_once()) {
-    const bool is_there = row + own < p.rows;
-    const int64_t mine = is_there ? row + own : row;
-    RowShare<T, vectors, whole> share;
-    load_row(share, p.x + mine * p.x_stride, cols, team.thread(), team.size());
-    Affine<T, G, vectors, whole> affine;
-    if (affine.is_early) affine.load(p, share.first);
-    const Statistics statistics = row_statistics(share, team, p.eps);
-    if (!is_there) continue;
-    store_row(share, affine, p, mine, statistics);
-    if (team.thread() == 0) write_statistics(share, p, mine, statistics);
+// The steps of layer normalization. The kernels below know only the names in here.
+template <class T, class G>
+struct LayerNormSteps {
+  using Element = T;
+  using Parameter = G;
+  static constexpr About about = About::mean;
+  static constexpr bool has_beta = true;
+  static constexpr int reads = 1;  // tensors
+  LayerNormForward<T, G> p;
+
+  // The row that is normalized, for a second look at it.
+  __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
+  __host__ __device__ const G* beta() const { return p.beta; }
+
+  // The load step: a thread's share of row i.
+  template <class Share, class Place>
+  __device__ void load(Share& share, int64_t i, const Place& place) const {
+    share.load(row(i), place);
   }
+  // The same for one element, where vectors are of no use.
+  __device__ float load(int64_t i, int64_t col) const { return vectorized::to_float(row(i)[col]); }
+
+  // The store step: elements of y from the normalized ones.
+  template <int count>
+  __device__ void scale(float (&v)[count], const float (&gamma)[count], const float (&beta)[count]) const {
+#pragma unroll
+    for (int k = 0; k < count; ++k) v[k] = fmaf(v[k], gamma[k], beta[k]);
+  }
+
+  __device__ void write_statistics(int64_t i, const Statistics& s) const {
+    if (p.mean) p.mean[i] = mean_of(s);
+    if (p.rstd) p.rstd[i] = rstd_of(s);
+  }
+
+  // For the launch: the tensors that are walked row by row, and what is known of the parameters.
+  std::array<Rows, 2> tensors() const {
+    return {{{p.x, p.x_stride}, {p.y, p.y_stride}}};
+  }
+  bool is_given() const {
+    return p.gamma && p.beta;
+  }
+  void skip(int64_t rows) {
+    p.x += rows * p.x_stride;
+    p.y += rows * p.y_stride;
+    if (p.mean) p.mean += rows;
+    if (p.rstd) p.rstd += rows;
+  }
+};
+// [/snippet]
+
+// [snippet: window]
+// 16 bytes from an address that is aligned to the element only: from the two vectors that they straddle.
+template <class G>
+__device__ inline uint4 load_straddling(const G* from) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const unsigned past_boundary = address % 16;
+  const uint4* vector = reinterpret_cast<const uint4*>(address - past_boundary);
+  const uint4 low = vector[0];
+  if (past_boundary == 0) return low;
+  const uint4 high = vector[1];
+  unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  // Shift by 8, 4 and 2 bytes, as the address asks for: all threads of a block take the same way.
+  if (past_boundary & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
+  }
+  if (past_boundary & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
+  }
+  if constexpr (sizeof(G) == 2) {
+    const unsigned bits = past_boundary % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bits);
+  }
+  return {words[0], words[1], words[2], words[3]};
 }
 
-template <class T, class G, int vectors, int width, bool whole>
-__global__ void __launch_bounds__(threads_of_lane_teams) layernorm_lanes_per_row(LayerNormForward<T, G> p) {
-  layernorm_rows<T, G, vectors, whole>(p, LaneTeam<width>{});
+// gamma or beta at the columns of a vector of T, in storage type. fp32 parameters of 16-bit elements take two vectors.
+template <class T, class G>
+struct ParameterVector {
+  static constexpr int parts = vector_size<T> / vector_size<G>;
+  static_assert(parts >= 1, "gamma and beta are of x's type or wider");
+  uint4 bits[parts];
+
+  // `absent` stands for every element where there is no parameter; `given`: there is one. It is known at compile time,
+  // because asking for each vector costs registers that the fastest kernels do not have.
+  template <Fit fit, bool given>
+  __device__ void load(const G* parameter, int col, float absent) {
+    Floats<G> same;
+#pragma unroll
+    for (int k = 0; k < vector_size<G>; ++k) same.at[k] = absent;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      bits[part] = pack<G>(same);
+      if (!given && parameter == nullptr) continue;
+      const G* from = parameter + col + part * vector_size<G>;
+      bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
+    }
+  }
+
+  __device__ Floats<T> floats() const {
+    Floats<T> all;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const Floats<G> some = unpack<G>(bits[part]);
+#pragma unroll
+      for (int k = 0; k < vector_size<G>; ++k) all.at[part * vector_size<G> + k] = some.at[k];
+    }
+    return all;
+  }
+};
+// [/snippet]
+
+// [snippet: store_step]
+template <About about>
+__device__ inline float normalized(float x, const Statistics& s) {
+  if constexpr (about == About::zero) return x * s.scale * s.rstd;
+  return fmaf(fmaf(x, s.scale, -s.pivot), s.rstd, -s.rest * s.rstd);
 }
 
-template <class T, class G, int vectors, int most_threads, bool whole>
-__global__ void __launch_bounds__(most_threads, whole&& most_threads <= 512 ? 2 : 1)
-    layernorm_block_per_row(LayerNormForward<T, G> p) {
-  __shared__ float2 scratch[2 * lanes];
-  layernorm_rows<T, G, vectors, whole>(p, BlockTeam{scratch});
+template <class Steps, class T, class Vector>
+__device__ inline void store_vector(const Steps& steps, T* to, uint4 x, const Statistics& s, const Vector& gamma,
+                                    const Vector& beta) {
+  const Floats<T> weight = gamma.floats();
+  const Floats<T> bias = beta.floats();
+  Floats<T> v = unpack<T>(x);
+#pragma unroll
+  for (int k = 0; k < vector_size<T>; ++k) v.at[k] = normalized<Steps::about>(v.at[k], s);
+  steps.scale(v.at, weight.at, bias.at);
+  *reinterpret_cast<uint4*>(to) = pack<T>(v);
 }
 
-template <class T, class G, int vectors, int most_threads, bool whole>
-__global__ void __launch_bounds__(most_threads) layernorm_cluster_per_row(LayerNormForward<T, G> p) {
-  __shared__ float2 scratch[2 * lanes];
-  __shared__ float2 sums[2 * largest_cluster];
+template <class Steps>
+__device__ inline void store_element(const Steps& steps, int64_t row, int64_t col, float x, const Statistics& s) {
+  const float weight[1] = {steps.p.gamma ? vectorized::to_float(steps.p.gamma[col]) : 1.0f};
+  const float bias[1] = {steps.beta() ? vectorized::to_float(steps.beta()[col]) : 0.0f};
+  float v[1] = {normalized<Steps::about>(x, s)};
+  steps.scale(v, weight, bias);
+  steps.p.y[row * steps.p.y_stride + col] = static_cast<typename Steps::Element>(v[0]);
+}
+// [/snippet]
+
+// [snippet: row_of_a_team]
+// When gamma and beta are loaded, and where to.
+enum class Parameters {
+  late,          // when they are used, into few registers
+  early,         // with x, into registers: saves a trip to memory where few rows leave nothing to hide it behind
+  shared,        // with x, into shared memory: likewise, where registers are few
+  gamma_shared,  // gamma so, and beta late: for rows of which both do not fit
+};
+
+// Shared memory for a vector of x, in vectors. Parameters that are wider than x stay where they are.
+template <class Steps, Fit fit, Parameters when>
+inline constexpr int shared_parameters = fit == Fit::any ||
+                                                 sizeof(typename Steps::Parameter) != sizeof(typename Steps::Element)
+                                             ? 0
+                                         : when == Parameters::shared&& Steps::has_beta                   ? 2
+                                         : when == Parameters::shared || when == Parameters::gamma_shared ? 1
+                                                                                                          : 0;
+
+// One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
+// `whole`. A team without a row has an empty place, and keeps the others of its warp company.
+template <Fit fit, bool given, Parameters when, int width, int vectors, class Steps, class Team>
+__device__ inline void normalize_row(const Steps& steps, int64_t row, const Place<fit>& place, int thread, Count held,
+                                     Count whole, Team team) {
+  using T = typename Steps::Element;
+  constexpr int in_shared = given ? shared_parameters<Steps, fit, when> : 0;
+  InShared<vectors> shared_gamma, shared_beta;
+  if constexpr (in_shared > 0) {
+    const int step = place.step / vector_size<T>;
+    shared_gamma = {dynamic_shared<uint4>() + threadIdx.x, step};
+    shared_beta = {shared_gamma.first + vectors * step, step};
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (!place.has(i)) continue;
+      shared_gamma.fetch(i, steps.p.gamma + place.column(i));
+      if constexpr (in_shared > 1) shared_beta.fetch(i, steps.beta() + place.column(i));
+    }
+    __pipeline_commit();
+  }
+  wait_for_previous_kernel();
+  RowShare<T, vectors, InRegisters<vectors>> share;
+  steps.load(share, row, place);
+  ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
+  const auto load_parameters = [&](int i) {
+    if constexpr (in_shared > 0) {
+      gamma[i].bits[0] = shared_gamma.get(i);
+    } else {
+      gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
+    }
+    if constexpr (in_shared > 1) {
+      beta[i].bits[0] = shared_beta.get(i);
+    } else {
+      beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
+    }
+  };
+  if constexpr (when == Parameters::early) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (place.has(i)) load_parameters(i);
+    }
+  }
+  let_next_kernel_start();
+
+  team.put(moments_of<T, Steps::about, width>([&](auto f) { share.for_each(place, f); }, held, 1.0f));
+  const auto again = [&](float scale) {
+    const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
+    return moments_of<T, Steps::about, width>(for_each, held, scale);
+  };
+  const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
+
+  if constexpr (in_shared > 0) __pipeline_wait_prior(0);
+  T* y = steps.p.y + row * steps.p.y_stride;
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    if (!place.has(i)) continue;
+    if constexpr (when != Parameters::early) load_parameters(i);
+    store_vector(steps, y + place.column(i), share.held.get(i), statistics, gamma[i], beta[i]);
+  }
+  if (place.has_edge()) store_element(steps, row, place.edge, vectorized::to_float(share.edge), statistics);
+  if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
+}
+// [/snippet]
+
+// [snippet: rows_of_teams]
+template <class Steps, Fit fit, bool given, int vectors, int width>
+__global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_per_row(Steps steps) {
+  const int thread = static_cast<int>(threadIdx.x) % width;
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
+  const int cols = static_cast<int>(steps.p.cols);
+  Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
+  if (row >= steps.p.rows) place = {0, 0, 0, -1};
+  const Count whole = count_of(static_cast<float>(cols));
+  normalize_row<fit, given, Parameters::late, width, vectors>(steps, row, place, thread, whole, whole,
+                                                              LaneTeam<width>{});
+}
+
+// `resident` blocks are to fit on a multiprocessor: that bounds the registers.
+template <class Steps, Fit fit, bool given, Parameters when, int vectors, int threads, int resident>
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_block_per_row(Steps steps) {
+  constexpr int warps = threads / lanes;
+  __shared__ SplitMoments scratch[warps];
+  const int64_t row = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int cols = static_cast<int>(steps.p.cols);
+  const Place<fit> place =
+      place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, static_cast<int>(blockDim.x));
+  using T = typename Steps::Element;
+  const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
+  const Count whole = count_of(static_cast<float>(cols));
+  normalize_row<fit, given, when, lanes, vectors>(steps, row, place, thread, held, whole,
+                                                  BlockTeam<Steps::about, warps>{whole, scratch});
+}
+
+// Blocks of `threads` threads, known here: the distance between a thread's vectors is then no register.
+template <class Steps, Fit fit, bool given, Parameters when, int vectors, int threads, int resident>
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
+  constexpr int warps = threads / lanes;
+  __shared__ SplitMoments block_scratch[warps];
+  __shared__ SplitMoments cluster_scratch[largest_cluster];
+  __shared__ float sums[lanes];
   const Cluster cluster = this_cluster();
-  layernorm_rows<T, G, vectors, whole>(p, ClusterTeam{cluster, {scratch}, sums});
-  cluster.sync();  // no block leaves while another may still write into its shared memory
+  cluster.barrier_arrive();
+  const int64_t row = blockIdx.x / cluster.num_blocks();
+  const int block = static_cast<int>(cluster.block_rank());
+  const int thread = static_cast<int>(threadIdx.x);
+  const int cols = static_cast<int>(steps.p.cols);
+  const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), block,
+                                         static_cast<int>(cluster.num_blocks()), thread, threads);
+  using T = typename Steps::Element;
+  const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
+  const Count in_block = count_of(block_sum(threadIdx.x % lanes == 0 ? held.count : 0.0f, sums));
+  const Count whole = count_of(static_cast<float>(cols));
+  const ClusterTeam<Steps::about, warps> team{cluster, {in_block, block_scratch}, whole, cluster_scratch};
+  normalize_row<fit, given, when, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
+}
+// [/snippet]
+
+// [snippet: elements]
+// Short rows that are not whole vectors have hardly any: a lane takes single elements, `width` columns apart.
+template <class Steps, int elements, int width>
+__global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_elements_per_lane(Steps steps) {
+  const int thread = static_cast<int>(threadIdx.x) % width;
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
+  const int cols = row < steps.p.rows ? static_cast<int>(steps.p.cols) : 0;
+  wait_for_previous_kernel();
+  float x[elements];
+#pragma unroll
+  for (int k = 0; k < elements; ++k) {
+    if (thread + k * width < cols) x[k] = steps.load(row, thread + k * width);
+  }
+  let_next_kernel_start();
+
+  const Count whole = count_of(static_cast<float>(steps.p.cols));
+  const auto moments = [&](float scale) {
+    const auto for_each = [&](auto f) {
+#pragma unroll
+      for (int k = 0; k < elements; ++k) {
+        if (thread + k * width < cols) f(x[k]);
+      }
+    };
+    return moments_of<typename Steps::Element, Steps::about, width>(for_each, whole, scale);
+  };
+  LaneTeam<width> team = {moments(1.0f)};
+  const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
+
+#pragma unroll
+  for (int k = 0; k < elements; ++k) {
+    if (thread + k * width < cols) store_element(steps, row, thread + k * width, x[k], statistics);
+  }
+  if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
 }
 // [/snippet]
 
 // [snippet: reread]
-// For rows that fit into no team's registers, and for wide rows on devices without clusters: the same arithmetic, with
-// x read anew in each of its three passes.
-template <class T, class G>
-__global__ void __launch_bounds__(1024) layernorm_reread(LayerNormForward<T, G> p) {
-  __shared__ float2 scratch[2 * lanes];
-  BlockTeam team{scratch};
-  const int cols = static_cast<int>(p.cols);
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const T* x = p.x + row * p.x_stride;
-    RowShare<T, 1, false> share;
-    load_row(share, x, cols, team.thread(), team.size());
-    const int first = share.first;
-    Affine<T, G, 1, false> affine;
+// What is left: rows that fit into no team's registers, wide rows on devices without clusters, and tensors whose rows
+// do not lie alike between 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
+inline constexpr int threads_of_reread = 1024;
 
-    const auto for_each = [&](auto f) {
-      for (share.first = first; share.first < cols; share.first += share.step) {
-        share.bits[0] = load(x, share.first, cols);
-        share.for_each(f);
-      }
-    };
-    Statistics statistics = statistics_at_scale<T>(team, p.cols, p.eps, 1.0f, for_each);
-    if (!(statistics.rstd > 0.0f)) {
-      share.scale = small_scale;
-      statistics = statistics_at_scale<T>(team, p.cols, p.eps, small_scale, for_each);
+template <class Steps>
+__global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps steps) {
+  __shared__ float scratch[lanes];
+  const int64_t row = blockIdx.x;
+  const auto sum_over_row = [&](auto value, auto f) {
+    float sum = 0.0f;
+    for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) sum += f(value(col));
+    return block_sum(sum, scratch);
+  };
+  wait_for_previous_kernel();
+  const auto first_value = [&](int64_t col) { return steps.load(row, col); };
+  const auto value = [&](int64_t col) { return vectorized::to_float(steps.row(row)[col]); };
+
+  Statistics s = {1.0f, sum_over_row(first_value, [](float v) { return v; }) / steps.p.cols, 0.0f, 0.0f};
+  for (;;) {
+    if constexpr (Steps::about == About::zero) {
+      s.pivot = 0.0f;
+    } else {
+      s.rest = sum_over_row(value, [&](float v) { return fmaf(v, s.scale, -s.pivot); }) / steps.p.cols;
     }
-    for (share.first = first; share.first < cols; share.first += share.step) {
-      share.bits[0] = load(x, share.first, cols);
-      affine.load(p, share.first);
-      store_row(share, affine, p, row, statistics);
-    }
-    if (team.thread() == 0) write_statistics(share, p, row, statistics);
+    const float m2 = sum_over_row(value, [&](float v) {
+      const float d = fmaf(v, s.scale, -s.pivot) - s.rest;
+      return d * d;
+    });
+    s.rstd = rstd_of(m2 / steps.p.cols, steps.p.eps, s.scale);
+    if (isfinite(m2) || s.scale != 1.0f) break;
+    s.scale = small_scale;
+    s.pivot = sum_over_row(value, [&](float v) { return v * s.scale; }) / steps.p.cols;
   }
+  for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) store_element(steps, row, col, value(col), s);
+  if (threadIdx.x == 0) steps.write_statistics(row, s);
 }
 // [/snippet]
 
 // [snippet: dispatch]
-struct Device {
-  int multiprocessors;
-  bool has_clusters;
-};
-
-inline Device current_device() {
-  int device = 0;
-  int multiprocessors = 0;
-  int has_clusters = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the current device");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "asking for the device");
-  check_cuda(cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, device), "asking for the device");
-  return {multiprocessors, has_clusters != 0};
+template <class T>
+bool starts_on_boundary(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// Whether every row of x and y, and gamma and beta, are whole numbers of aligned vectors.
-template <class T, class G>
-bool is_whole(const LayerNormForward<T, G>& p) {
-  const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-  const auto whole = [](int64_t elements) { return elements % vector_size<T> == 0; };
-  return whole(p.cols) && whole(p.x_stride) && whole(p.y_stride) && aligned(p.x) && aligned(p.y) && aligned(p.gamma) &&
-         aligned(p.beta);
-}
-
-template <class T, class G, int vectors, int width, bool whole>
-void launch_lanes(const LayerNormForward<T, G>& p, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(p.rows, threads_of_lane_teams / width);
-  launch(layernorm_lanes_per_row<T, G, vectors, width, whole>,
-         {.grid = blocks, .block = threads_of_lane_teams, .stream = stream}, p);
-}
-
-template <class T, class G, int vectors, int most_threads, bool whole>
-void launch_block(const LayerNormForward<T, G>& p, cudaStream_t stream) {
-  launch(layernorm_block_per_row<T, G, vectors, most_threads, whole>,
-         {.grid = blocks_for(p.rows, 1), .block = vectorized::threads_for(p, vectors), .stream = stream}, p);
-}
-
-template <class T, class G, int vectors, int most_threads, bool whole>
-void launch_cluster(const LayerNormForward<T, G>& p, int64_t row_vectors, unsigned blocks, cudaStream_t stream) {
-  const int64_t most_clusters = 0x7fffffff / blocks;
-  const auto clusters = static_cast<unsigned>(p.rows < most_clusters ? p.rows : most_clusters);
-  const int64_t threads = (row_vectors + vectors * blocks - 1) / (vectors * blocks);
-  launch(layernorm_cluster_per_row<T, G, vectors, most_threads, whole>,
-         {.grid = clusters * blocks,
-          .block = static_cast<unsigned>((threads + lanes - 1) / lanes * lanes),
-          .cluster = blocks,
-          .stream = stream},
-         p);
-}
-
-template <class T, class G, bool whole>
-void dispatch(const LayerNormForward<T, G>& p, cudaStream_t stream) {
-  const int64_t row_vectors = vectorized::vectors_in_row(p.x, p.x_stride, p.cols);
-  const Device device = current_device();
-
-  // Narrow rows: two (fp32) or four (16 bits) vectors to a lane, so that each lane has 32 to 64 bytes on their way.
-  constexpr int lane_vectors = sizeof(T) == 4 ? 2 : 4;
-  if (row_vectors <= 4 * lane_vectors) return launch_lanes<T, G, lane_vectors, 4, whole>(p, stream);
-  if (row_vectors <= 8 * lane_vectors) return launch_lanes<T, G, lane_vectors, 8, whole>(p, stream);
-  if (row_vectors <= 16 * lane_vectors) return launch_lanes<T, G, lane_vectors, 16, whole>(p, stream);
-
-  // A problem that does not fill the device: what counts is how soon a row is done, so it gets all threads it can use.
-  const int64_t resident_threads = int64_t{2048} * device.multiprocessors;
-  const bool is_small = p.rows * row_vectors <= resident_threads && row_vectors <= 1024;
-  if (is_small) return launch_block<T, G, 1, 1024, whole>(p, stream);
-
-  if (row_vectors <= 32 * lane_vectors) return launch_lanes<T, G, lane_vectors, 32, whole>(p, stream);
-  if (row_vectors <= 4 * 512) return launch_block<T, G, 4, 512, whole>(p, stream);
-  if (row_vectors <= 8 * 512) return launch_block<T, G, 8, 512, whole>(p, stream);
-
-  // Wide rows: the largest block, then a cluster of as few of them as hold the row.
-  if (row_vectors <= 8 * 1024) return launch_block<T, G, 8, 1024, whole>(p, stream);
-  if (device.has_clusters) {
-    for (unsigned blocks = 2; blocks <= largest_cluster; blocks *= 2) {
-      if (row_vectors <= int64_t{8} * 1024 * blocks) {
-        return launch_cluster<T, G, 8, 1024, whole>(p, row_vectors, blocks, stream);
-      }
-    }
+// True where row i of all tensors starts equally far past a 16-byte boundary, for each i.
+template <class T, size_t count>
+bool lie_alike(const std::array<Rows, count>& tensors, int64_t rows) {
+  for (const Rows& each : tensors) {
+    const auto apart = reinterpret_cast<uintptr_t>(each.first) - reinterpret_cast<uintptr_t>(tensors[0].first);
+    if (apart % 16 != 0) return false;
+    if (rows > 1 && (each.stride - tensors[0].stride) % vector_size<T> != 0) return false;
   }
-  launch(layernorm_reread<T, G>, {.grid = blocks_for(p.rows, 1), .block = 1024, .stream = stream}, p);
+  return true;
 }
 
-// The final kernel: LayerNorm over rows of any length up to 2^20, any number of them, any stride and alignment.
+// Threads that hold `vectors` vectors, `each` to a thread: whole warps.
+inline unsigned threads_for(int64_t vectors, int64_t each) {
+  const int64_t threads = (vectors + each - 1) / each;
+  return static_cast<unsigned>((threads + lanes - 1) / lanes * lanes + (threads == 0 ? lanes : 0));
+}
+
+inline unsigned blocks_of_lane_teams(int64_t rows, int64_t width) {
+  const int64_t rows_in_block = largest_block_of_lane_teams / width;
+  return static_cast<unsigned>((rows + rows_in_block - 1) / rows_in_block);
+}
+
+template <Fit fit, bool given, int vectors, int width, class Steps>
+void launch_lanes(const Steps& steps, cudaStream_t stream) {
+  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width>,
+         {.grid = blocks_of_lane_teams(steps.p.rows, width),
+          .block = largest_block_of_lane_teams,
+          .overlap = true,
+          .stream = stream},
+         steps);
+}
+
+template <int elements, int width, class Steps>
+void launch_elements(const Steps& steps, cudaStream_t stream) {
+  launch(normalize_elements_per_lane<Steps, elements, width>,
+         {.grid = blocks_of_lane_teams(steps.p.rows, width),
+          .block = largest_block_of_lane_teams,
+          .overlap = true,
+          .stream = stream},
+         steps);
+}
+
+template <Fit fit, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
+void launch_block(const Steps& steps, cudaStream_t stream) {
+  const int64_t row_vectors = steps.p.cols / vector_size<typename Steps::Element>;
+  launch(normalize_block_per_row < Steps, fit, given, when, vectors, threads, given ? resident : 1 >,
+         {.grid = static_cast<unsigned>(steps.p.rows),
+          .block = threads_for(row_vectors, vectors),
+          .overlap = true,
+          .stream = stream},
+         steps);
+}
+
+// True where as many blocks as the row takes can work together: one, or a cluster where the device has them.
+template <Fit fit, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
+bool launch_clusters(const Steps& steps, cudaStream_t stream) {
+  const int64_t row_vectors = steps.p.cols / vector_size<typename Steps::Element>;
+  unsigned blocks = 1;
+  while (row_vectors > int64_t{blocks} * vectors * threads) blocks *= 2;
+  if (blocks > largest_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
+  const size_t in_shared = given ? shared_parameters<Steps, fit, when> : 0;
+  launch(normalize_cluster_per_row < Steps, fit, given, when, vectors, threads, given ? resident : 1 >,
+         {.grid = static_cast<unsigned>(steps.p.rows) * blocks,
+          .block = threads,
+          .shared_bytes = threads * vectors * in_shared * sizeof(uint4),
+          .cluster = blocks,
+          .overlap = true,
+          .stream = stream},
+         steps);
+  return true;
+}
+
+// Rows of whole vectors. True where one of the kernels takes them. Which takes which length was found by measuring.
+template <bool given, class Steps>
+bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
+  constexpr Fit fit = Fit::vectors;
+  constexpr Parameters late = Parameters::late;
+  constexpr Parameters early = Parameters::early;
+  constexpr bool wide_elements = sizeof(typename Steps::Element) == 4;
+  constexpr bool wide_parameters = sizeof(typename Steps::Parameter) > sizeof(typename Steps::Element);
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  const int64_t few = int64_t{2048} * device_attribute(cudaDevAttrMultiProcessorCount);  // vectors
+
+  if (length <= 2 * 1) return launch_lanes<fit, given, 2, 1>(steps, stream), true;
+  if (length <= 2 * 2) return launch_lanes<fit, given, 2, 2>(steps, stream), true;
+  if (length <= 2 * 4) return launch_lanes<fit, given, 2, 4>(steps, stream), true;
+  if constexpr (Steps::reads == 1) {
+    if (length <= 4 * 4) return launch_lanes<fit, given, 4, 4>(steps, stream), true;
+    if (length <= 4 * 8) return launch_lanes<fit, given, 4, 8>(steps, stream), true;
+    if (length <= 4 * 16) return launch_lanes<fit, given, 4, 16>(steps, stream), true;
+  } else {
+    if (length <= 2 * 8) return launch_lanes<fit, given, 2, 8>(steps, stream), true;
+    if (length <= 2 * 16) return launch_lanes<fit, given, 2, 16>(steps, stream), true;
+    if (length <= 2 * 32) return launch_lanes<fit, given, 2, 32>(steps, stream), true;
+  }
+  if (steps.p.rows * length <= few && length <= 2 * 512) {
+    if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 512, 1>(steps, stream), true;
+    return launch_block<fit, given, early, 2, 512, 1>(steps, stream), true;
+  }
+  if (steps.p.rows * length <= few && length <= 16 * 512) {
+    if (launch_clusters<fit, given, early, 2, 512, 1>(steps, stream)) return true;
+  }
+  if constexpr (Steps::reads == 1) {
+    if (length <= 4 * 32) return launch_lanes<fit, given, 4, 32>(steps, stream), true;
+    if (wide_elements && length <= 2 * 512) {
+      if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, late, 2, 512, 3>(steps, stream), true;
+      return launch_block<fit, given, late, 2, 512, 3>(steps, stream), true;
+    }
+    if (length <= 4 * 512) {
+      if (length % (4 * lanes) == 0) return launch_block<Fit::full, given, late, 4, 512, 2>(steps, stream), true;
+      return launch_block < fit, given, late, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
+    }
+    if (length <= 8 * 512) return launch_block<fit, given, late, 8, 512, 2>(steps, stream), true;
+    constexpr Parameters gamma_shared = Parameters::gamma_shared;
+    if (length <= 8 * 1024) return launch_clusters<fit, given, gamma_shared, 8, 1024, 1>(steps, stream);
+    if (length <= 64 * 256) return launch_clusters<fit, given, gamma_shared, 8, 256, 4>(steps, stream);
+    if (length <= 64 * 512) return launch_clusters<fit, given, gamma_shared, 8, 512, 2>(steps, stream);
+    return launch_clusters<fit, given, gamma_shared, 8, 1024, 1>(steps, stream);
+  } else {
+    if (length <= 4 * 256) return launch_block<fit, given, late, 4, 256, 4>(steps, stream), true;
+    if (length <= 4 * 512) {
+      if (length % (4 * lanes) == 0) return launch_block<Fit::full, given, late, 4, 512, 2>(steps, stream), true;
+      return launch_block<fit, given, late, 4, 512, 2>(steps, stream), true;
+    }
+    if (length <= 4 * 1024) return launch_clusters<fit, given, Parameters::shared, 4, 1024, 1>(steps, stream);
+    if (length <= 32 * 512) return launch_clusters<fit, given, Parameters::shared, 4, 512, 2>(steps, stream);
+    return launch_clusters<fit, given, Parameters::shared, 4, 1024, 1>(steps, stream);
+  }
+}
+
+// Rows that start and end anywhere, but those of all tensors alike between 16-byte boundaries.
+template <bool given, class Steps>
+bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
+  constexpr Fit fit = Fit::any;
+  constexpr Parameters late = Parameters::late;
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  if (length <= 4 * 32) return launch_lanes<fit, given, 4, 32>(steps, stream), true;
+  if (length <= 4 * 256) return launch_block<fit, given, late, 4, 256, 4>(steps, stream), true;
+  if constexpr (Steps::reads == 1) {
+    if (length <= 8 * 512) return launch_block<fit, given, late, 8, 512, 2>(steps, stream), true;
+  }
+  if (length <= 64 * 256) return launch_clusters<fit, given, late, 8, 256, 3>(steps, stream);
+  return launch_clusters<fit, given, late, 8, 512, 1>(steps, stream);
+}
+
+// Rows shorter than a kilobyte that are no whole vectors, in any tensors.
+template <class Steps>
+bool normalize_elements(const Steps& steps, cudaStream_t stream) {
+  if (steps.p.cols <= 8 * 4) return launch_elements<8, 4>(steps, stream), true;
+  if (steps.p.cols <= 8 * 8) return launch_elements<8, 8>(steps, stream), true;
+  if (steps.p.cols <= 8 * 16) return launch_elements<8, 16>(steps, stream), true;
+  if (steps.p.cols <= 8 * 32) return launch_elements<8, 32>(steps, stream), true;
+  return false;
+}
+
+// As many rows as a grid can have. `given`: there are a gamma and, where the steps have one, a beta.
+template <bool given, class Steps>
+void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
+  using T = typename Steps::Element;
+  const auto& p = steps.p;
+  const bool alike = lie_alike<T>(steps.tensors(), p.rows);
+  const Rows first = steps.tensors()[0];
+  const bool whole_vectors = alike && starts_on_boundary(first.first) && starts_on_boundary(p.gamma) &&
+                             starts_on_boundary(steps.beta()) && p.cols % vector_size<T> == 0 &&
+                             (p.rows == 1 || first.stride % vector_size<T> == 0);
+  if (whole_vectors && normalize_vectors<given>(steps, stream)) return;
+  if (!whole_vectors && normalize_elements(steps, stream)) return;
+  if (!whole_vectors && alike && normalize_straddling<given>(steps, stream)) return;
+  launch(normalize_reread<Steps>,
+         {.grid = static_cast<unsigned>(p.rows), .block = threads_of_reread, .overlap = true, .stream = stream}, steps);
+}
+
+// The final kernel, whatever its steps: rows of any length up to 2^20, any number of them, any stride and alignment.
+// Statistics in fp32 whatever the type; gamma and beta of x's type or wider. Asynchronous in `stream`.
+template <class Steps>
+void normalize_rows(Steps steps, cudaStream_t stream) {
+  const int64_t rows = steps.p.rows;
+  const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
+  for (int64_t done = 0; done < rows; done += largest_grid) {
+    steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
+    if (steps.is_given()) {
+      normalize_rows_of_a_grid<true>(steps, stream);
+    } else {
+      normalize_rows_of_a_grid<false>(steps, stream);
+    }
+    steps.skip(largest_grid);
+  }
+}
+
 template <class T, class G>
 void layer_norm(const LayerNormForward<T, G>& p, cudaStream_t stream) {
-  if (p.rows == 0) return;
-  is_whole(p) ? dispatch<T, G, true>(p, stream) : dispatch<T, G, false>(p, stream);
+  normalize_rows(LayerNormSteps<T, G>{p}, stream);
 }
 // [/snippet]
 
