@@ -279,7 +279,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         ax.set_visible(False)
     for ax in axes[::columns]:
         ax.set_ylabel(f"share of a {baseline_of(key[0] for key in groups)}'s speed")
-    title = f"{stage}: share of a {baseline_of(key[0] for key in groups)}'s speed over the row length"
+    title = f"{stage}: share of a {baseline_of(key[0] for key in groups)}'s speed over cols"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
