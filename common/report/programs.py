@@ -67,6 +67,12 @@ class Program:
                 found.append((variant, match[1], match[2]))
         return list(dict.fromkeys(found))
 
+    @cached_property
+    def dtypes_with_fp32_parameters(self) -> list[str]:
+        """The 16-bit types for which the program also has kernels with gamma and beta in fp32."""
+        there = set(re.findall(r"^    \w+ in (fp16|bf16) with parameters in fp32", self.listing, re.MULTILINE))
+        return [dtype for dtype in SCHEMA_ORDER if dtype in there]
+
     @property
     def operations(self) -> list[str]:
         return list(dict.fromkeys(operation for _, operation, _ in self.implementations))

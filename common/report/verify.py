@@ -55,6 +55,9 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
                 ("--rows", "132", "--cols", "127,768,1024,4096,12289,65536", "--misalign", "3", "--input", "normal"))
     yield Sweep("absent", "no gamma, no beta, no mean, no rstd",
                 ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
+    if program.dtypes_with_fp32_parameters:
+        yield Sweep("fp32 parameters", "gamma and beta in fp32 beside 16-bit elements",
+                    ("--rows", "3", "--cols", COLS, "--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32", "--input", "normal"))
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.is_batchnorm:
         for layout in ("channels_last", "channels_first"):
