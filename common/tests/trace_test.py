@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""The page of ./worklog trace: what is in it, and that it works in a browser, offline and by keyboard.
+
+    python3 common/tests/trace_test.py PROGRAMS     the folder of the stages' programs of a cpu build
+
+The browser is a headless Chromium, spoken to through a pipe. Without one those tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "common/report"))
+import trace_page  # noqa: E402
+from results import ReportError  # noqa: E402
+
+PROGRAMS = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/cpu/bin"
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+def record(stage: str, *flags: str) -> dict[str, Any]:
+    return trace_page.record(PROGRAMS / stage, ["--dtype", "fp32", *flags])
+
+
+class Chromium:
+    """A page in a browser of its own, which may not reach any network."""
+
+    def __init__(self, page: Path) -> None:
+        to_browser, self.write = os.pipe()
+        self.read, from_browser = os.pipe()
+        self.profile = tempfile.TemporaryDirectory()
+
+        def place_pipes() -> None:  # --remote-debugging-pipe reads file 3 and writes file 4
+            os.dup2(to_browser, 63)
+            os.dup2(from_browser, 64)
+            os.dup2(63, 3)
+            os.dup2(64, 4)
+
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--proxy-server=127.0.0.1:9",
+                   "--no-first-run", f"--user-data-dir={self.profile.name}"]
+        self.process = subprocess.Popen(command, close_fds=False, preexec_fn=place_pipes, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(to_browser)
+        os.close(from_browser)
+        self.buffer, self.number, self.session, self.events = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        self.call("Page.navigate", url=page.as_uri())
+        while not self.evaluate("document.readyState === 'complete' && location.protocol === 'file:'"):
+            pass
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters} | ({"sessionId": self.session} if self.session else {})
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.buffer:
+                part = os.read(self.read, 1 << 16)
+                if not part:
+                    raise RuntimeError("Chromium has ended")
+                self.buffer += part
+            line, self.buffer = self.buffer.split(b"\0", 1)
+            answer = json.loads(line)
+            if answer.get("id") != self.number:
+                self.events.append(answer)
+            elif "error" in answer:
+                raise RuntimeError(f"{method}: {answer['error']}")
+            else:
+                return answer["result"]
+
+    def evaluate(self, expression: str) -> Any:
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
+        return result["result"].get("value")
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.read)
+        os.close(self.write)
+        self.profile.cleanup()
+
+
+class Recording(unittest.TestCase):
+    def test_a_warp_of_stage_01_reads_a_column(self) -> None:
+        steps = record("01_naive", "--variant", "small_blocks", "--shapes", "64x8")["steps"]
+        self.assertEqual(len(steps), 6 * 8 + 2)  # x three times, gamma, beta and y for each column; mean and rstd
+        first = steps[0]
+        self.assertEqual((first["operation"], first["memory"], first["lanes"], first["bytes"]), ("global_load", "x", 0xFFFFFFFF, 4))
+        self.assertEqual(first["offset"], [lane * 8 * 4 for lane in range(32)])
+        self.assertEqual(steps[1]["offset"], [lane * 8 * 4 + 4 for lane in range(32)])
+
+    def test_the_block_is_the_one_of_the_row(self) -> None:
+        for row, block in ((0, 0), (31, 0), (32, 1), (63, 1)):
+            made = record("01_naive", "--variant", "small_blocks", "--shapes", "64x8", "--row", str(row))
+            self.assertEqual(made["traced_block"], [block, 0, 0], f"row {row}")
+        self.assertEqual(record("03_warp_shuffle", "--variant", "block_per_row", "--shapes", "64x64", "--row", "17")["traced_block"], [17, 0, 0])
+
+    def test_steps_are_in_the_order_of_the_program(self) -> None:
+        steps = record("03_warp_shuffle", "--variant", "block_per_row", "--shapes", "2x256")["steps"]
+        of_warp = [step["operation"] for step in steps if step["warp"] == 3 or step["operation"] == "barrier"]
+        block_sum = ["shuffle"] * 5 + ["shared_store", "barrier", "shared_load"] + ["shuffle"] * 5 + ["barrier"]
+        self.assertEqual(of_warp, ["global_load", *block_sum, "global_load", *block_sum, *["global_load"] * 3, "global_store"])
+        shuffles = [step for step in steps if step["operation"] == "shuffle" and step["warp"] == 3]
+        self.assertEqual(shuffles[0]["offset"], [lane ^ 16 for lane in range(32)])
+        self.assertEqual(shuffles[4]["offset"], [lane ^ 1 for lane in range(32)])
+
+    def test_refusals(self) -> None:
+        with self.assertRaisesRegex(ReportError, "--row takes a row from 0 to 63; it was given 64"):
+            record("01_naive", "--shapes", "64x8", "--row", "64")
+
+
+class Page(unittest.TestCase):
+    def setUp(self) -> None:
+        self.trace = record("02_shared_reduction", "--variant", "interleaved", "--shapes", "4x256", "--row", "2")
+        self.text = trace_page.page(json.loads(json.dumps(self.trace)))
+
+    def test_is_whole_and_asks_for_nothing(self) -> None:
+        self.assertEqual(re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", self.text), [])
+        self.assertNotIn("@DATA@", self.text)
+        self.assertNotIn(str(ROOT), self.text)
+
+    def test_offsets_on_a_line_are_shortened_and_others_kept(self) -> None:
+        step = {"lanes": 0xFFFFFFFF, "offset": [4 * lane for lane in range(32)]}
+        self.assertEqual(trace_page.shorter(step)["offset"], {"first": 0, "step": 4})
+        step["offset"][7] = 0
+        self.assertEqual(trace_page.shorter(step)["offset"], step["offset"])
+        self.assertEqual(trace_page.shorter({"lanes": 0b1000, "offset": [0, 0, 0, 12] + [0] * 28})["offset"], {"first": 12, "step": 0})
+
+    @unittest.skipUnless(CHROMIUM, "no Chromium here")
+    def test_works_in_a_browser_by_keyboard(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "page.html"
+            path.write_text(self.text, encoding="utf-8")
+            browser = Chromium(path)
+            self.addCleanup(browser.close)
+            what = lambda: browser.evaluate("document.getElementById('what').textContent")  # noqa: E731
+            place = lambda: browser.evaluate("document.getElementById('place').textContent")  # noqa: E731
+            count = len(self.trace["steps"])
+            self.assertEqual(place(), f"step 1 of {count}")
+            self.assertIn("Warp 0 loads from x [2][0] … [2][31]: 32 lanes, 4 bytes each. 4 sectors of 32 bytes move, of which 100 % is used.", what())
+            self.assertIn("sum += x[col]", browser.evaluate("document.querySelector('.now').textContent"))
+
+            browser.press("ArrowRight")
+            self.assertEqual(place(), f"step 2 of {count}")
+            self.assertIn("stores to shared memory", what())
+            self.assertIn("1 pass over the banks, no conflict", what())
+            browser.press("ArrowLeft")
+            self.assertEqual(place(), f"step 1 of {count}")
+            browser.press("PageDown")
+            self.assertIn("The whole block waits at a barrier", what())
+            browser.press("ArrowRight")  # the first step of the interleaved tree: every other word
+            self.assertIn("2 passes over the banks: 1 by bank conflicts", what())
+            self.assertEqual(browser.evaluate("document.querySelectorAll('#picture rect').length"), 32 + 16 * 2 + 16)
+            browser.press("End")
+            self.assertEqual(place(), f"step {count} of {count}")
+            total = browser.evaluate("document.getElementById('sums').textContent")
+            self.assertIn("barriers20", total)
+            browser.press("Home")
+            self.assertEqual(place(), f"step 1 of {count}")
+
+            browser.press("w")
+            browser.press("w")
+            of_warp = sum(step["warp"] == 1 or step["operation"] == "barrier" for step in self.trace["steps"])
+            self.assertTrue(place().endswith(f" of {of_warp}"), place())
+            self.assertEqual(browser.evaluate("document.getElementById('warp').value"), "1")
+
+            problems = [event for event in browser.events if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")]
+            self.assertEqual(problems, [])
+            asked = [event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+            self.assertEqual([url for url in asked if not url.startswith("file:")], [])
+
+
+if __name__ == "__main__":
+    unittest.main()
