@@ -60,8 +60,8 @@ def widths(mib: int, dtype: str, all_cols: Sequence[int]) -> str:
 
 
 def runs_of(program: Program, full: bool) -> Iterator[Run]:
-    seconds = 0.5 if full else 0.1
-    mib = 512 if full else 128
+    seconds = 0.5 if full else 0.08
+    mib = 512 if full else 64
     count = {dtype: sum(d == dtype for _, _, d in program.implementations) for dtype in program.dtypes}
 
     def run(name: str, flags: Sequence[str], timings: int, each: float, host: float = 0.0) -> Run:
@@ -242,7 +242,7 @@ def bench(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./worklog bench", description=__doc__.splitlines()[0])
     grids = parser.add_mutually_exclusive_group()
-    grids.add_argument("--quick", action="store_true", help="two minutes: 1024 x 1024, and tensors of 128 MiB (the default)")
+    grids.add_argument("--quick", action="store_true", help="two minutes: 1024 x 1024, and tensors of 64 MiB (the default)")
     grids.add_argument("--full", action="store_true", help="all shapes of the committed results, tensors of 512 MiB")
     parser.add_argument("--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be given more than once)")
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has kept")

@@ -903,7 +903,7 @@ class Programs(unittest.TestCase):
         for stage in ("01_naive", "02_tree"):
             document = json.loads((self.output / f"{stage}.json").read_text(encoding="utf-8"))
             self.assertEqual(document["context"]["grid"], "quick")
-            self.assertEqual([b["name"].split("/")[4] for b in document["benchmarks"]], ["1024x1024", "131072x256"])
+            self.assertEqual([b["name"].split("/")[4] for b in document["benchmarks"]], ["1024x1024", "65536x256"])
         self.assertEqual(list((self.root / "work").rglob("*.json")), [])
 
     def test_bench_takes_a_stage(self) -> None:
