@@ -228,15 +228,23 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     order = list(dict.fromkeys(t.variant for t in [*(t for t in cold if t.shape == SHAPE), *cold]))
     before = stage_before(repository, stage, gpu)
     peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
-    columns = min(len(groups), 3)
-    rows = math.ceil(len(groups) / columns)
-    figure, axes = page(max(7.2, 3.4 * columns), 0.9 + 3.3 * rows, rows, columns, sharey=True)
+    operations = list(dict.fromkeys(operation for operation, _ in groups))
+    dtypes = list(dict.fromkeys(dtype for _, dtype in groups))
+    # A line of panels for each operation, a column for each type; with one operation, three panels to a line.
+    columns = min(len(groups), 3) if len(operations) == 1 else len(dtypes)
+    rows = math.ceil(len(groups) / columns) if len(operations) == 1 else len(operations)
+    width = max(7.2, 3.4 * columns) if len(operations) == 1 else 2.8 + 3.0 * columns
+    figure, axes = page(width, 0.9 + (3.3 if len(operations) == 1 else 2.4) * rows, rows, columns, sharey=True)
+    spots = {key: axes[index] if len(operations) == 1 else axes[operations.index(key[0]) * columns + dtypes.index(key[1])]
+             for index, key in enumerate(groups)}
     handles: dict[str, object] = {}
     sentences, shown = [], []
-    for ax, ((operation, dtype), series) in zip(axes, groups.items()):
+    for (operation, dtype), series in groups.items():
+        ax = spots[operation, dtype]
         own = [t for line in series.values() for t in line]
         shown += own
-        handles[baseline_label([operation])] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        handles[f"{baseline_of(operations)} of the same reads and writes" if len(operations) > 1 else baseline_label([operation])] = ax.axhline(
+            1.0, color=INK, linewidth=1.2)
         if before:
             same = [t for t in repository.stage_results(before, gpu).timings if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)]
             widths = {(t.rows, t.cols) for t in own}
@@ -270,13 +278,14 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                 (handles[label],) = ax.plot([t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
                                             color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
         cols_axis(ax, [t.cols for t in own])
-        ax.set_title(f"{operation}, {dtype}" if len({key[0] for key in groups}) > 1 else dtype)
+        first_of_line = len(operations) > 1 and dtype == next(d for o, d in groups if o == operation)
+        ax.set_title(f"{operation}, {dtype}" if first_of_line else dtype, **({"fontsize": 9.5} if len(operations) > 1 else {}))
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    for ax in axes[len(groups) :]:
-        ax.set_visible(False)
+    for ax in axes:
+        ax.set_visible(ax in spots.values())
     for ax in axes[::columns]:
         ax.set_ylabel(f"share of a {baseline_of(key[0] for key in groups)}'s speed")
     title = f"{stage}: share of a {baseline_of(key[0] for key in groups)}'s speed over cols"
