@@ -107,6 +107,10 @@ enum class ChannelLayout {
   channels_first,  // [samples, channels, pixels]: a channel's values come in runs of `pixels`
 };
 
+// What the blocks of a BatchNorm kernel tell each other goes through memory that the caller provides. Its contents do
+// not matter, before or after; launches that may run at the same time need one each.
+inline constexpr int64_t batchnorm_workspace = int64_t{2} << 20;  // floats
+
 // Batch statistics per channel over samples * pixels values; y = (x - mean) * invstd * gamma + beta.
 // running_mean += momentum * (mean - running_mean); running_var likewise with the unbiased variance, M2 / (n - 1).
 // [Ioffe, Szegedy 2015, algorithm 1; running statistics as torch.nn.BatchNorm defines them]
@@ -120,6 +124,7 @@ struct BatchNormTrain {
   float* running_var;   // [channels], optional, read and written
   float* save_mean;     // [channels]
   float* save_invstd;   // [channels]
+  float* workspace;     // [batchnorm_workspace]
   int64_t samples, channels, pixels;
   ChannelLayout layout;
   float momentum;  // weight of the new value; for a cumulative average the caller passes 1 / batches seen
@@ -152,6 +157,7 @@ struct BatchNormBackward {
   T* dx;                     // as dy, optional: not written
   G* dgamma;                 // [channels], optional: not written
   G* dbeta;                  // [channels], optional: not written
+  float* workspace;          // [batchnorm_workspace]
   int64_t samples, channels, pixels;
   ChannelLayout layout;
 };

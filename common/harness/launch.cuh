@@ -43,7 +43,9 @@ struct LaunchShape {
   dim3 block;               // threads of a block
   size_t shared_bytes = 0;  // dynamic shared memory of a block
   unsigned cluster = 1;     // blocks of a cluster, along x (compute capability 9.0 and newer)
-  bool overlap = false;     // may start before the kernel before it has ended: see wait_for_previous_kernel
+  bool cooperative =
+      false;             // all blocks run at once and can wait for each other: cooperative_groups::this_grid().sync()
+  bool overlap = false;  // may start before the kernel before it has ended: see wait_for_previous_kernel
   cudaStream_t stream = nullptr;
 };
 
@@ -78,7 +80,7 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
                                     static_cast<int>(shape.shared_bytes)),
                "asking for dynamic shared memory");
   }
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (shape.cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[count++];
@@ -86,6 +88,11 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
     attribute.val.clusterDim.x = shape.cluster;
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
+  }
+  if (shape.cooperative) {
+    cudaLaunchAttribute& attribute = attributes[count++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
   }
   if (shape.overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
     cudaLaunchAttribute& attribute = attributes[count++];

@@ -58,7 +58,9 @@ void print_list(const Program& program) {
       for (const Dtype dtype : from.dtypes) types += fmt::format("{}{}", types.empty() ? " in " : ", ", name_of(dtype));
       if (from.is_never()) {
         const bool bounded = from.most_cols < std::numeric_limits<int64_t>::max();
-        const std::string shapes = bounded ? fmt::format(" with up to {} columns", from.most_cols) : "";
+        std::string shapes = bounded ? fmt::format(" with up to {} columns", from.most_cols) : "";
+        if (from.most_rows < std::numeric_limits<int64_t>::max())
+          shapes += fmt::format(" in up to {} rows", from.most_rows);
         fmt::print("    may fail on {}{}{}\n", name_of(input), shapes, types);
       } else {
         fmt::print("    fails on {} from {} x {}{}\n", name_of(input), from.rows, from.cols, types);
@@ -141,9 +143,11 @@ Variant& Variant::fails_on(Input input, FailsFrom from) {
   return *this;
 }
 
-Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes, int64_t most_cols) {
-  return fails_on(input,
-                  {.rows = std::numeric_limits<int64_t>::max(), .dtypes = std::move(dtypes), .most_cols = most_cols});
+Variant& Variant::may_fail_on(Input input, std::vector<Dtype> dtypes, int64_t most_cols, int64_t most_rows) {
+  return fails_on(input, {.rows = std::numeric_limits<int64_t>::max(),
+                          .dtypes = std::move(dtypes),
+                          .most_cols = most_cols,
+                          .most_rows = most_rows});
 }
 
 Variant& Variant::limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts) {

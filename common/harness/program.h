@@ -23,6 +23,7 @@ struct FailsFrom {
   int64_t cols = 1;
   std::vector<Dtype> dtypes = {};                           // the element types that it holds for; none named: all
   int64_t most_cols = std::numeric_limits<int64_t>::max();  // it does not hold for longer rows
+  int64_t most_rows = std::numeric_limits<int64_t>::max();  // nor for more of them
 
   // No shape is so large that the variant has to fail: its result hangs on rounding, so either is accepted.
   bool is_never() const { return rows == std::numeric_limits<int64_t>::max(); }
@@ -56,10 +57,11 @@ class Variant {
   // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
   // Whether the variant's result on this input is right hangs on rounding: on whether a compiler fuses a multiplication
-  // and an addition, say, or on two values that lie close together by chance. Either is accepted, in rows of up to
-  // `most_cols`.
+  // and an addition, say, or on two values that lie close together by chance. Either is accepted, in up to `most_rows`
+  // rows of up to `most_cols`.
   Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {},
-                       int64_t most_cols = std::numeric_limits<int64_t>::max());
+                       int64_t most_cols = std::numeric_limits<int64_t>::max(),
+                       int64_t most_rows = std::numeric_limits<int64_t>::max());
   // The shapes that the variant can do, as a sentence ("cols at most 16384") and as a test.
   Variant& limited_to(std::string sentence, std::function<bool(const ProblemOptions&)> accepts);
   // The variant is called with `output` pointing to the tensor `input`, which it may then change.

@@ -29,12 +29,25 @@ void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
 }  // namespace
 #endif
 
-Workspace::Workspace(const Problem& problem, int64_t misalign) : problem_(problem) {
+namespace {
+
+int64_t workspace_of(Operation operation) {
+  const bool uses_one = operation == Operation::batchnorm_train || operation == Operation::batchnorm_backward;
+  return uses_one ? batchnorm_workspace : 0;
+}
+
+}  // namespace
+
+Workspace::Workspace(const Problem& problem, int64_t misalign)
+    : problem_(problem), batchnorm_workspace_(Dtype::fp32, workspace_of(problem.options().operation)) {
   arguments_.options = problem.options();
   for (const HostTensor& tensor : problem.tensors()) {
     buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign);
     arguments_.tensors.push_back(
         {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
+  }
+  if (batchnorm_workspace_.count() > 0) {
+    arguments_.tensors.push_back({"workspace", Dtype::fp32, batchnorm_workspace_.data(), 0});
   }
   overwrite({});
   reset();
@@ -70,6 +83,7 @@ void Workspace::reset() {
     tell_counter(tensor, buffers_[i]);
 #endif
   }
+  batchnorm_workspace_.restore_guards();
   // A copy from pageable memory may return before its last piece has arrived, and kernels run on other streams.
   check_cuda(cudaDeviceSynchronize(), "copying the inputs to the device");
 }
@@ -105,6 +119,7 @@ std::vector<std::string> Workspace::damage() const {
                                       changed / tensor.stride, changed % tensor.stride));
     }
   }
+  for (std::string& sentence : batchnorm_workspace_.guard_damage("workspace")) sentences.push_back(std::move(sentence));
   return sentences;
 }
 
