@@ -45,6 +45,23 @@ class Sweep:
 
 def sweeps_of(program: Program) -> Iterator[Sweep]:
     yield Sweep("inputs", "every input at 1024 x 1024", ("--shapes", "1024x1024", "--input", "all"))
+    if program.is_batchnorm:
+        yield from sweeps_of_batchnorm()
+    else:
+        yield from sweeps_of_rows(program)
+    if program.dtypes_with_fp32_parameters:
+        yield Sweep("fp32 parameters", "gamma and beta in fp32 beside 16-bit elements",
+                    ("--rows", "3", "--cols", COLS, "--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32", "--input", "normal"))
+    yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
+    # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's best.
+    dtype = program.dtypes[-1]
+    variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
+    operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
+    yield Sweep("past 2^32 elements", "1048592 rows of 4097 elements: 4.3 billion",
+                ("--shapes", "1048592x4097", "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal"))
+
+
+def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
     yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
     yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
@@ -55,24 +72,27 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
                 ("--rows", "132", "--cols", "127,768,1024,4096,12289,65536", "--misalign", "3", "--input", "normal"))
     yield Sweep("absent", "no gamma, no beta, no mean, no rstd",
                 ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
-    if program.dtypes_with_fp32_parameters:
-        yield Sweep("fp32 parameters", "gamma and beta in fp32 beside 16-bit elements",
-                    ("--rows", "3", "--cols", COLS, "--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32", "--input", "normal"))
-    yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
-    if program.is_batchnorm:
-        for layout in ("channels_last", "channels_first"):
-            yield Sweep(f"images, {layout}", "images of 1, 49 and 3136 pixels",
-                        ("--shapes", "2x1,32x64,8x257,64x100", "--pixels", "49", "--layout", layout, "--input", "normal,large_mean"))
-            yield Sweep(f"large images, {layout}", "images of 3136 pixels",
-                        ("--shapes", "4x3,32x64", "--pixels", "3136", "--layout", layout, "--input", "normal"))
-    elif program.dtypes:
-        # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's best.
-        dtype = program.dtypes[-1]
-        variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
-        operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
-        yield Sweep("past 2^32 elements", "1048592 rows of 4097 elements: 4.3 billion",
-                    ("--shapes", "1048592x4097", "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal",
-                     "--without", "mean,rstd"))
+    if any(operation.endswith("backward") for operation in program.operations):
+        yield Sweep("dx alone", "no gradients of the weights", ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "dgamma,dbeta", "--input", "normal"))
+        yield Sweep("many rows", "a million rows, whose sums go down the columns", ("--shapes", "1000003x64", "--input", "normal"))
+
+
+def sweeps_of_batchnorm() -> Iterator[Sweep]:
+    """Rows are samples and cols channels; training has no single row."""
+    channels = "1,3,16,31,50,64,256,1000,1024,4096,8192,50257"
+    yield Sweep("shapes", "12 numbers of channels from 1 to 50257 by 2, 3, 132 and 1000 samples",
+                ("--rows", "2,3,132,1000", "--cols", channels, "--input", "normal"))
+    yield Sweep("large mean", "the same, with a mean far from zero", ("--rows", "3,1000", "--cols", channels, "--input", "large_mean"))
+    yield Sweep("many samples", "up to a million samples", ("--shapes", "1000003x3,1048576x64", "--input", "normal"))
+    yield Sweep("misaligned", "tensors that begin 1 element off their alignment",
+                ("--rows", "5,132", "--cols", channels, "--misalign", "1", "--input", "normal"))
+    yield Sweep("absent", "no gamma, no beta, no running statistics, no gradients of the weights",
+                ("--rows", "7,300", "--cols", "50,1000", "--without", "gamma,beta,running_mean,running_var,dgamma,dbeta", "--input", "normal"))
+    for layout in ("channels_last", "channels_first"):
+        yield Sweep(f"images, {layout}", "images of 49 pixels",
+                    ("--shapes", "2x1,32x64,8x257,64x100", "--pixels", "49", "--layout", layout, "--input", "normal,large_mean"))
+        yield Sweep(f"large images, {layout}", "images of 3136 pixels",
+                    ("--shapes", "4x3,32x64", "--pixels", "3136", "--layout", layout, "--input", "normal"))
 
 
 def summary(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:

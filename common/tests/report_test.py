@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -851,6 +852,9 @@ if "8x128" in sys.argv:
 if not answer["gpu"]:
     print("no CUDA device: none")
     sys.exit(2)
+if answer.get("sleeps") and "1024x1024" not in sys.argv and "8x128" not in sys.argv:
+    import time
+    time.sleep(60)
 document = answer["document"]
 shape = sys.argv[sys.argv.index("--shapes") + 1].split(",")[0] if "--shapes" in sys.argv else "3x3"
 for entry in document["benchmarks"]:
@@ -947,6 +951,25 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(self.calls()), 1)
         document = json.loads((self.output / "02_tree.json").read_text(encoding="utf-8"))
         self.assertEqual([round(b["median_seconds"] * 1e6) for b in document["benchmarks"]], [7, 10])
+
+    def test_bench_can_be_stopped(self) -> None:
+        path = self.programs / "answer-01_naive"
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(answer | {"sleeps": True}), encoding="utf-8")
+        command = [sys.executable, REPORT / "bench.py", "--programs", self.programs, "--output", self.output, "--work", self.root / "work", "--stage", "01"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stdout
+        while "[2/2]" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        _, said = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 130, said)
+        self.assertIn("The same call goes on from here", said)
+        self.assertFalse(self.output.exists())
+        path.write_text(json.dumps(answer), encoding="utf-8")
+        self.calls()
+        self.assertIn("1 of 2 runs were done before and are kept", self.bench("--stage", "01"))
+        self.assertEqual(len(self.calls()), 1)
 
     def test_bench_keeps_a_full_run(self) -> None:
         self.bench("--full", "--stage", "01")

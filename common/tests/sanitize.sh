@@ -25,7 +25,7 @@ for stage; do
   program="$folder/$stage"
   for tool in memcheck racecheck initcheck synccheck; do
     echo "== $stage $tool"
-    compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --check-only --shapes 3x127,5x1000,2x4097,1x20000 \
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --check-only --shapes 3x127,5x1000,2x4097,2x20000 \
       --dtype all --input normal >"$log" 2>&1 || {
       code=1
       cat "$log"
