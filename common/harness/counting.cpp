@@ -212,6 +212,25 @@ Counted count_one(const Problem& problem, const Runner& runner, Workspace& works
   return counted;
 }
 
+// The results are compared with what the memory holds, and the counts come from what the compiler told of. Where a
+// right result was written in a way that the compiler did not tell of, the counts are too low: a sentence that says so.
+std::string untold_writes(const Problem& problem, const Workspace& workspace) {
+  for (size_t i = 0; i < problem.tensors().size(); ++i) {
+    const HostTensor& tensor = problem.tensors()[i];
+    if (!tensor.present || tensor.spec.role != Role::output) continue;
+    const char* const data = static_cast<const char*>(workspace.arguments().tensors[i].data);
+    const int64_t size = static_cast<int64_t>(size_of(tensor.dtype));
+    for (int64_t row = 0; row < tensor.rows; ++row) {
+      const size_t bytes = static_cast<size_t>(tensor.cols * size);
+      if (const size_t missing = simt::bytes_not_written(data + row * tensor.stride * size, bytes)) {
+        return fmt::format("the counter was not told of {} of the {} bytes that were written to row {} of {}", missing,
+                           bytes, row, tensor.spec.name);
+      }
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 void become_counting_program(char** argv) {
@@ -255,6 +274,9 @@ int count_all(const Program& program, const Request& request, const std::vector<
       if (!is_accepted(counted.check.verdict)) {
         is_wrong = true;
         fmt::print("{}\n", counted.check.explain());
+      } else if (const std::string untold = untold_writes(problem, workspace); !untold.empty()) {
+        is_wrong = true;
+        fmt::print("    NOT COUNTED: {}\n", untold);
       }
       fmt::print("\n");
       std::fflush(stdout);

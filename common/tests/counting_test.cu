@@ -312,6 +312,24 @@ TEST_P(Counting, SharedMemoryOfAnotherBlock) {
   EXPECT_EQ(of(kernel, Operation::group_barrier).requests, 2u * 8);
 }
 
+// --- What the compiler does not tell of ----------------------------------------------------------------------------
+
+[[gnu::noinline]] float4 four_times(float value) {
+  return {value, value, value, value};
+}
+__global__ void store_what_a_call_returns(float4* y) {
+  y[threadIdx.x] = four_times(static_cast<float>(threadIdx.x));
+}
+
+TEST_P(Counting, AStoreThatTheCompilerDidNotTellOfIsNoticed) {
+  DeviceArray<float4> y(32);
+  simt::forget_memory(static_cast<float4*>(y), 512);
+  const KernelCounts kernel = count(store_what_a_call_returns, {.grid = 1, .block = 32}, y);
+  EXPECT_EQ(y.values()[31].w, 31.0f);
+  const uint64_t told = of(kernel, Operation::global_store).bytes_asked;
+  EXPECT_EQ(simt::bytes_not_written(static_cast<float4*>(y), 512), 512 - told);
+}
+
 // --- Lines ---------------------------------------------------------------------------------------------------------
 
 constexpr int line_of_load = __LINE__ + 2;

@@ -187,6 +187,13 @@ void forget_memory(const void* data, size_t bytes) {
   Shadow::instance().set_state(data, bytes, ByteState::unwritten);
 }
 
+size_t bytes_not_written(const void* data, size_t bytes) {
+  size_t count = 0;
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  for (uintptr_t at = begin; at < begin + bytes; ++at) count += Shadow::instance().state(at) == ByteState::unwritten;
+  return count;
+}
+
 void watch_memory(const void* data, size_t bytes) {
   process().watch = {reinterpret_cast<uintptr_t>(data), bytes, ~uint64_t{0}};
   process().launches.clear();

@@ -130,6 +130,9 @@ void forbid_memory(const void* data, size_t bytes);
 // Reading these bytes is a finding until a kernel has written them, although they hold something.
 void forget_memory(const void* data, size_t bytes);
 
+// How many of these bytes a kernel has not written since forget_memory(), as far as the counter was told.
+size_t bytes_not_written(const void* data, size_t bytes);
+
 // The next launches are watched: the first block (by its number) that reads the range is found. A second, equal launch
 // after trace_found_block() records that block's steps.
 void watch_memory(const void* data, size_t bytes);
