@@ -68,6 +68,16 @@ struct AddRmsNormForward {
   bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 };
 
+// The sums over columns of a backward pass go through memory that the caller provides: so many floats for rows of `cols`.
+// Its contents do not matter, before or after; launches that may run at the same time need one each.
+constexpr int64_t backward_partial_rows(int64_t cols) {
+  const int64_t wished = (int64_t{4} << 20) / (cols < 1 ? 1 : cols);
+  return wished < 16 ? 16 : wished > 1024 ? 1024 : wished;
+}
+constexpr int64_t backward_workspace(int64_t cols) {
+  return 2 * backward_partial_rows(cols) * cols;
+}
+
 // With xhat = (x - mean) * rstd and wdy = dy * gamma:
 // dx = rstd * (wdy - xhat * sum(wdy * xhat) / cols - sum(wdy) / cols), dgamma = sum over rows of dy * xhat,
 // dbeta = sum over rows of dy. With dh, the gradient that reaches x past the norm, dx = dh + the above.
@@ -82,6 +92,7 @@ struct LayerNormBackward {
   T* dx;              // [rows, cols], optional: not written
   G* dgamma;          // [cols], optional: not written
   G* dbeta;           // [cols], optional: not written
+  float* workspace;   // [backward_workspace(cols)]
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
 };
@@ -96,6 +107,7 @@ struct RmsNormBackward {
   const float* rstd;  // [rows], as the forward pass wrote it
   T* dx;              // [rows, cols], optional: not written
   G* dgamma;          // [cols], optional: not written
+  float* workspace;   // [backward_workspace(cols)]
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
 };

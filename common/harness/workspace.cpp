@@ -31,23 +31,33 @@ void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
 
 namespace {
 
-int64_t workspace_of(Operation operation) {
-  const bool uses_one = operation == Operation::batchnorm_train || operation == Operation::batchnorm_backward;
-  return uses_one ? batchnorm_workspace : 0;
+// What the kernels of an operation are given to work in, floats.
+int64_t workspace_of(const ProblemOptions& options) {
+  switch (options.operation) {
+    case Operation::layernorm_backward:
+    case Operation::rmsnorm_backward:
+    case Operation::add_layernorm_backward:
+      return backward_workspace(options.cols);
+    case Operation::batchnorm_train:
+    case Operation::batchnorm_backward:
+      return batchnorm_workspace;
+    default:
+      return 0;
+  }
 }
 
 }  // namespace
 
 Workspace::Workspace(const Problem& problem, int64_t misalign)
-    : problem_(problem), batchnorm_workspace_(Dtype::fp32, workspace_of(problem.options().operation)) {
+    : problem_(problem), room_(Dtype::fp32, workspace_of(problem.options())) {
   arguments_.options = problem.options();
   for (const HostTensor& tensor : problem.tensors()) {
     buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign);
     arguments_.tensors.push_back(
         {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
   }
-  if (batchnorm_workspace_.count() > 0) {
-    arguments_.tensors.push_back({"workspace", Dtype::fp32, batchnorm_workspace_.data(), 0});
+  if (room_.count() > 0) {
+    arguments_.tensors.push_back({"workspace", Dtype::fp32, room_.data(), 0});
   }
   overwrite({});
   reset();
@@ -83,7 +93,7 @@ void Workspace::reset() {
     tell_counter(tensor, buffers_[i]);
 #endif
   }
-  batchnorm_workspace_.restore_guards();
+  room_.restore_guards();
   // A copy from pageable memory may return before its last piece has arrived, and kernels run on other streams.
   check_cuda(cudaDeviceSynchronize(), "copying the inputs to the device");
 }
@@ -119,7 +129,7 @@ std::vector<std::string> Workspace::damage() const {
                                       changed / tensor.stride, changed % tensor.stride));
     }
   }
-  for (std::string& sentence : batchnorm_workspace_.guard_damage("workspace")) sentences.push_back(std::move(sentence));
+  for (std::string& sentence : room_.guard_damage("workspace")) sentences.push_back(std::move(sentence));
   return sentences;
 }
 

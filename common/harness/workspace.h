@@ -34,7 +34,7 @@ class Workspace {
   int present(std::string_view name) const;  // its index, or -1
 
   std::vector<DeviceBuffer> buffers_;  // as Problem::tensors(); an absent tensor has an empty one
-  DeviceBuffer batchnorm_workspace_;   // none for operations that need none
+  DeviceBuffer room_;                  // for the kernels to work in; none for operations that need none
   std::vector<int> place_;             // of each tensor: the buffer that it lies in
   DeviceArguments arguments_;
 };
