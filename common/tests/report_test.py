@@ -27,6 +27,7 @@ sys.dont_write_bytecode = True
 import drawings
 import figures
 import markdown
+import pages
 import results
 import source_hash
 
@@ -1012,6 +1013,53 @@ class Counters(unittest.TestCase):
             {"kernel": "naive(float *)", "grid": "(1,024, 2, 1)", "block": "(256, 1, 1)", "metrics": {"dram_read_bytes": 4194304.0, "instructions": None}}])
         self.assertEqual(counters.launches_in("no table"), [])
         self.assertEqual(counters.product("(1024, 2, 1)"), 2048)
+
+
+class Pages(Playground):
+    """What pages.py makes of the repository's Markdown before MkDocs sees it."""
+
+    def staged(self, text: str, name: str = "01_naive/README.md") -> tuple[str, pages.Staging]:
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        staging = pages.Staging()
+        staging.add(self.write(name, text))
+        return staging.written[name], staging
+
+    def test_a_stages_code_stands_in_tabs(self) -> None:
+        text, _ = self.staged("Read [the kernels](kernels.cuh) and [the next](../02_tree/README.md#a-tree).\n")
+        self.assertEqual(text, "Read [the kernels](code.md) and [the next](../02_tree/README.md#a-tree).\n")
+        code = pages.stage_code("01_naive")
+        self.assertIn('=== "kernels.cuh"\n\n    ```cuda\n    // One thread per row.', code)
+
+    def test_a_linked_source_file_becomes_a_page(self) -> None:
+        self.write("common/x/y.cpp", "int y = 1; // ```\n")
+        text, staging = self.staged("See [y](../common/x/y.cpp), [data](results/h200.json) and [far](https://example.org/y.cpp).\n")
+        self.assertEqual(text, "See [y](../common/x/y.cpp.md), [data](results/h200.json) and [far](https://example.org/y.cpp).\n")
+        self.assertEqual(staging.written["common/x/y.cpp.md"], "# common/x/y.cpp\n\n````cpp\nint y = 1; // ```\n````\n")
+        self.assertEqual([path.name for path in staging.copied], ["h200.json"])
+
+    def test_what_stands_in_a_fence_is_left_alone(self) -> None:
+        text = "```md\n[the kernels](kernels.cuh)\n```\n"
+        self.assertEqual(self.staged(text)[0], text)
+
+    def test_answers_can_be_folded(self) -> None:
+        self.assertIn('<details markdown="1">\n<summary>', self.staged("<details>\n<summary>A</summary>\n\n1. b\n</details>\n")[0])
+
+    def test_every_page_has_its_place(self) -> None:
+        self.write("docs/method.md", "# Method\n")
+        self.write("common/report/README.md", "# common/report: data\n")
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        staging = pages.Staging()
+        found = pages.documents()
+        for path in found:
+            staging.add(path)
+        staging.written["01_naive/code.md"] = "code"
+        nav = pages.navigation(found, staging.written)
+        self.assertEqual(nav[0], {"Start": "README.md"})
+        self.assertEqual(nav[1]["The ladder"][0], {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]})
+        self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
 
 
 class Committed(unittest.TestCase):
