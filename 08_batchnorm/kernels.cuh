@@ -282,8 +282,7 @@ struct Tiling {
   int tile_channels;  // of a tile; the last may have fewer
   int tile_vectors;   // of a tile in a line
   int tiles, splits;
-
-  __host__ __device__ int64_t begin_of(int split) const { return lines * split / splits; }
+  int64_t lines_of_split;  // of each but the last, which may have fewer
 };
 
 // One block's part of a tensor.
@@ -308,8 +307,9 @@ struct Part {
     line = t.line;
     const int64_t all = line / size;
     width = static_cast<int>(min(static_cast<int64_t>(t.tile_vectors), all - int64_t{tile} * t.tile_vectors));
-    first = t.begin_of(split) * line + int64_t{tile} * t.tile_vectors * size;
-    vectors = (t.begin_of(split + 1) - t.begin_of(split)) * width;
+    const int64_t begin = split * t.lines_of_split;
+    first = begin * line + int64_t{tile} * t.tile_vectors * size;
+    vectors = min(t.lines_of_split, t.lines - begin) * width;
     rows_over = split == t.splits - 1 ? t.rows_over : 0;
     first_over = t.lines * line;
     const int threads = static_cast<int>(blockDim.x);
@@ -319,9 +319,19 @@ struct Part {
   __device__ int vectors_of(int thread) const {
     return thread < step && thread < vectors ? static_cast<int>((vectors - thread + step - 1) / step) : 0;
   }
-  // The channel, counted from first_channel, of element k of each of this thread's vectors.
-  __device__ int channel(int k) const { return channel_of_column(static_cast<int>(threadIdx.x) % width * size + k); }
-  __device__ int channel_of_column(int column) const { return column / run % channels; }
+  // The channels, counted from first_channel, of the elements of each of this thread's vectors.
+  __device__ void find_channels(int (&found)[size]) const {
+    const int column = static_cast<int>(threadIdx.x) % width * size;
+    int channel = column / run % channels;
+    int left = run - column % run;  // elements before the next channel
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+      found[k] = channel;
+      if (--left > 0) continue;
+      left = run;
+      if (++channel == channels) channel = 0;
+    }
+  }
 };
 
 // The places of a thread's vectors, one after the other, in either direction.
@@ -332,12 +342,12 @@ struct Walk {
   int width, step_vectors;
   int64_t step, wrap;  // elements
 
-  // At the thread's i-th vector.
-  __device__ Walk(const Part<size>& part, int64_t i) {
-    const int64_t vectors = threadIdx.x + i * part.step;
+  // At the thread's first vector.
+  __device__ explicit Walk(const Part<size>& part) {
+    const int thread = static_cast<int>(threadIdx.x);
     width = part.width;
-    vector = static_cast<int>(vectors % width);
-    place = part.first + vectors / width * part.line + int64_t{vector} * size;
+    vector = thread % width;
+    place = part.first + thread / width * part.line + int64_t{vector} * size;
     step_vectors = part.step % width;
     step = part.step / width * part.line + int64_t{step_vectors} * size;
     wrap = part.line - int64_t{width} * size;
@@ -394,7 +404,7 @@ struct Ring {
 // [snippet: split_moments]
 // Moments whose mean is in two parts: `pivot`, one of the values, and `rest`, the mean of what is left without it. A
 // mean of 1e4 in one float is exact to 5e-4; x - pivot is exact, or nearly, where the mean is large.
-struct SplitMoments {
+struct alignas(16) SplitMoments {
   float count;
   float pivot;
   float rest;
@@ -405,6 +415,13 @@ struct SplitMoments {
 struct Team {
   int size;  // a power of 2
   int lane;
+
+  // This thread's team, where the block's threads do `tasks` things. Its number is threadIdx.x / size.
+  __device__ static Team of_block(int tasks) {
+    int size = 1;
+    while (size < lanes && size * 2 * tasks <= static_cast<int>(blockDim.x)) size *= 2;
+    return {size, static_cast<int>(threadIdx.x) % size};
+  }
 
   __device__ float sum(float value) const {
     for (int distance = size / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
@@ -419,6 +436,7 @@ __device__ inline SplitMoments merge(const Team& team, int parts, GetPart part) 
   const float pivot = part(0).pivot;
   float count = 0.0f;
   float sum = 0.0f;
+#pragma unroll 4
   for (int i = team.lane; i < parts; i += team.size) {
     const SplitMoments m = part(i);
     count += m.count;
@@ -428,6 +446,7 @@ __device__ inline SplitMoments merge(const Team& team, int parts, GetPart part) 
   sum = team.sum(sum);
   const float rest = count > 0.0f ? sum / count : 0.0f;
   float m2 = 0.0f;
+#pragma unroll 4
   for (int i = team.lane; i < parts; i += team.size) {
     const SplitMoments m = part(i);
     const float off = (m.pivot - pivot) + m.rest - rest;
@@ -485,7 +504,7 @@ struct TrainSteps {
   __device__ bool overflowed(const Shared& shared) const { return overflowed(shared.moments); }
 
   // What y needs to know of a channel.
-  struct Channel {
+  struct alignas(16) Channel {
     float center, factor, offset, scale;
   };
   template <class GetShared>
@@ -556,6 +575,7 @@ struct BackwardSteps {
   template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
     Partial all = {0.0f, 0.0f};
+#pragma unroll 4
     for (int i = team.lane; i < parts; i += team.size) {
       const Partial one = part(i);
       all.dy += one.dy;
@@ -563,12 +583,16 @@ struct BackwardSteps {
     }
     return {team.sum(all.dy), team.sum(all.dy_xhat)};
   }
-  __device__ bool overflowed(const Partial& partial) const { return !isfinite(partial.dy_xhat); }
+  __device__ bool overflowed(const Partial& partial) const {
+    return !isfinite(partial.dy_xhat);
+  }
 
   using Shared = Partial;
-  __device__ Shared share(const Partial& partial, float) const { return partial; }
+  __device__ Shared share(const Partial& partial, float) const {
+    return partial;
+  }
 
-  struct Channel {
+  struct alignas(16) Channel {
     float mean, slope, dy_mean, factor;
   };
   template <class GetShared>
@@ -588,13 +612,14 @@ struct BackwardSteps {
 // [/snippet]
 
 // [snippet: read_forwards]
-// A thread's sums over its vectors, one for each element of a vector.
+// A thread's sums over its vectors, one for each element of a vector. Returns the place after its last vector.
 template <class Ring, class Steps, int size>
-__device__ inline void read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part, float scale,
-                                     typename Steps::Sums (&sums)[size]) {
+__device__ inline Walk<size> read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part,
+                                           const int (&channels)[size], float scale,
+                                           typename Steps::Sums (&sums)[size]) {
   constexpr int batch = Ring::batch;
   const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
-  Walk<size> walk(part, 0);
+  Walk<size> walk(part);
   const auto fetch = [&](int of_batch) {
     for (int i = 0; i < batch; ++i) {
       if (of_batch * batch + i >= vectors) break;
@@ -620,7 +645,7 @@ __device__ inline void read_forwards(const Ring& ring, const Steps& steps, const
       if (i == 0 && b == 0) {
 #pragma unroll
         for (int k = 0; k < size; ++k) {
-          sums[k] = steps.start(part.first_channel + part.channel(k), first[k], second[k], scale);
+          sums[k] = steps.start(part.first_channel + channels[k], first[k], second[k], scale);
         }
       }
 #pragma unroll
@@ -628,19 +653,24 @@ __device__ inline void read_forwards(const Ring& ring, const Steps& steps, const
     }
     fetch(b + Ring::batches);
   }
+  return walk;
 }
 // [/snippet]
 
 // [snippet: write_backwards]
-// y, from the last vector to the first: the ring still holds the last ones.
+// y, from the last vector to the first: the ring still holds the last ones. `end` is the place after the last.
 template <class Ring, class Steps, int size>
-__device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part,
+__device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk<size> end,
                                        const typename Steps::Channel (&channel)[size]) {
   constexpr int batch = Ring::batch;
   const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
   const int batches = (vectors + batch - 1) / batch;
-  Walk<size> writing(part, vectors - 1);
-  Walk<size> fetching(part, (batches - Ring::batches) * batch - 1);
+  Walk<size> writing = end;
+  writing.back();
+  Walk<size> fetching = writing;
+  if (batches > Ring::batches) {
+    for (int i = vectors; i > (batches - Ring::batches) * batch; --i) fetching.back();
+  }
 #pragma unroll 1
   for (int b = batches - 1; b >= 0; --b) {
     ring.wait_for_oldest();
@@ -677,14 +707,11 @@ __device__ inline void merge_block(const Steps& steps, const Part<size>& part, c
                                    bool one_channel, float scale, Done done) {
   const int kept = one_channel ? 1 : size;
   const int run = one_channel ? part.run / size : part.run;
-  const int columns = min(part.width, part.step) * kept;
+  const int threads_of_line = min(part.width, part.step);
+  const int columns = threads_of_line * kept;
   const int of_channel = columns / part.channels;  // columns
-  const int lines = part.step * kept / columns;
-  const int threads_of_channel = max(1, static_cast<int>(blockDim.x) / part.channels);
-  Team team = {1, 0};
-  while (team.size < lanes && team.size * 2 <= threads_of_channel) team.size *= 2;
-  team.lane = static_cast<int>(threadIdx.x) % team.size;
-
+  const int lines = part.step / threads_of_line;
+  const Team team = Team::of_block(part.channels);
   const int own = part.vectors > 0 ? of_channel * lines : 0;
   const int teams = static_cast<int>(blockDim.x) / team.size;
   for (int first = 0; first < part.channels; first += teams) {
@@ -696,9 +723,10 @@ __device__ inline void merge_block(const Steps& steps, const Part<size>& part, c
         const int64_t place = part.first_over + int64_t{i - own} * part.channels + channel;
         return steps.partial_of_element(place, part.first_channel + channel, scale);
       }
-      const int nth = i % of_channel;  // of the channel's columns
-      const int column = nth / (run > 1 ? run : 1) * part.channels * run + channel * run + nth % run;
-      const int thread = i / of_channel * (columns / kept) + column / kept;
+      const int nth_line = of_channel == 1 ? i : i / of_channel;
+      const int nth = i - nth_line * of_channel;  // of the channel's columns
+      const int column = run == 1 ? nth * part.channels + channel : channel * run + nth;
+      const int thread = nth_line * threads_of_line + column / kept;
       return partials[column % kept * blockDim.x + thread];
     };
     done(team, is_there ? channel : -1, steps.merged(team, own + static_cast<int>(part.rows_over), get));
@@ -717,6 +745,9 @@ __device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, 
   const int thread = static_cast<int>(threadIdx.x);
   const int count = part.vectors_of(thread);
   const bool one_channel = part.run % size == 0;
+  int my_channels[size];
+  part.find_channels(my_channels);
+  Walk<size> end(part);
   Shared* const shared = reinterpret_cast<Shared*>(steps.p.workspace);
   const int tile = item / tiling.splits;
   const int split = item % tiling.splits;
@@ -727,11 +758,11 @@ __device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, 
   // Once, and once more for the channels that have overflowed.
   for (float scale = 1.0f;; scale = small_scale) {
     typename Steps::Sums sums[size] = {};
-    read_forwards(ring, steps, part, scale, sums);
+    end = read_forwards(ring, steps, part, my_channels, scale, sums);
     Partial* const partials = reinterpret_cast<Partial*>(exchange);
     Partial mine[size];
 #pragma unroll
-    for (int k = 0; k < size; ++k) mine[k] = steps.partial(sums[k], count, part.first_channel + part.channel(k), scale);
+    for (int k = 0; k < size; ++k) mine[k] = steps.partial(sums[k], count, part.first_channel + my_channels[k], scale);
     if (one_channel) mine[0] = steps.merged(Team{1, 0}, size, [&](int k) { return mine[k]; });
 #pragma unroll
     for (int k = 0; k < size; ++k) {
@@ -747,30 +778,36 @@ __device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, 
     });
     if (!__syncthreads_or(overflowed) || scale != 1.0f) break;
   }
-  if (tiling.splits > 1) cooperative_groups::this_grid().sync();
 
-  // Every block of a tile merges for itself what all have found: cheaper than to wait for one that does it for them.
+  // What all blocks of the tile have found is merged, each channel by one of them, and handed to all.
   Channel* const channels = reinterpret_cast<Channel*>(exchange);
-  Team team = {1, 0};
-  while (team.size < lanes && team.size * 2 <= static_cast<int>(blockDim.x) / part.channels) team.size *= 2;
-  team.lane = thread % team.size;
+  Channel* const finished =
+      reinterpret_cast<Channel*>(shared + int64_t{tiling.tiles} * tiling.splits * tiling.tile_channels) +
+      int64_t{tile} * tiling.tile_channels;
+  if (tiling.splits > 1) cooperative_groups::this_grid().sync();
+  const int tasks = (part.channels - split + tiling.splits - 1) / tiling.splits;
+  const Team team = Team::of_block(tasks);
   const int teams = static_cast<int>(blockDim.x) / team.size;
-  for (int first = 0; first < part.channels; first += teams) {
-    const int wanted = first + thread / team.size;
-    const bool is_there = wanted < part.channels;
-    const int channel = is_there ? wanted : 0;
+  for (int first = 0; first < tasks; first += teams) {
+    const int task = first + thread / team.size;
+    const int channel = task < tasks ? split + task * tiling.splits : split;
+    const bool writes = task < tasks && team.lane == 0;
     const Channel done = steps.finish(
         team, tiling.splits, [&](int of_split) { return shared_at(of_split, channel); }, part.first_channel + channel,
-        is_there && split == 0 && team.lane == 0);
-    if (is_there && team.lane == 0) channels[channel] = done;
+        writes);
+    if (writes) (tiling.splits > 1 ? finished : channels)[channel] = done;
+  }
+  if (tiling.splits > 1) {
+    cooperative_groups::this_grid().sync();
+    for (int i = thread; i < part.channels; i += static_cast<int>(blockDim.x)) channels[i] = finished[i];
   }
   __syncthreads();
 
   if (steps.output()) {
     Channel mine[size];
 #pragma unroll
-    for (int k = 0; k < size; ++k) mine[k] = channels[part.channel(k)];
-    write_backwards(ring, steps, part, mine);
+    for (int k = 0; k < size; ++k) mine[k] = channels[my_channels[k]];
+    write_backwards(ring, steps, part, end, mine);
     for (int i = thread; i < part.rows_over * part.channels; i += static_cast<int>(blockDim.x)) {
       const int64_t place = part.first_over + i;
       const float result = steps.result(to_float(steps.input(0)[place]),
@@ -834,25 +871,31 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   const bool fits = runs ? unit_channels == 1 || unit_vectors <= threads : t.line == s.channels || unit_vectors <= 128;
   if (!fits) return t;
 
-  // In vectors: what a round of tiles costs beside its work, and the least that memory likes to be asked for.
+  // In vectors: what a round of tiles costs beside its work, what it costs to wait for each other, and the least that
+  // memory likes to be asked for.
   constexpr int64_t overhead = 6000;
+  constexpr int64_t waiting = 6000;
   const int64_t least_width = size > 1 ? 32 : 128;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t of_tile = 1; of_tile <= units; ++of_tile) {
     const int64_t width = of_tile * unit_vectors;
     if (of_tile > 1 && width > most_vectors) break;
-    if (of_tile < units && width < least_width) continue;
+    if (of_tile < units && width < least_width && (of_tile + 1) * unit_vectors <= most_vectors) continue;
     const int64_t tiles = (units + of_tile - 1) / of_tile;
     const int64_t fit = room / (tiles * of_tile * unit_channels);
-    const int64_t splits = std::max<int64_t>(1, std::min({blocks / tiles, t.lines, fit}));
-    const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
-    const int64_t work = rounds * ((t.lines + splits - 1) / splits * width + overhead);
-    if (work < least) {
+    const int64_t most_splits = std::max<int64_t>(1, std::min({blocks / tiles, t.lines, fit}));
+    for (const int64_t wanted : {int64_t{1}, most_splits}) {
+      const int64_t lines = std::max<int64_t>(1, (t.lines + wanted - 1) / wanted);
+      const int64_t splits = std::max<int64_t>(1, (t.lines + lines - 1) / lines);
+      const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
+      const int64_t work = rounds * (lines * width + overhead) + (splits > 1 ? waiting : 0);
+      if (work >= least) continue;
       least = work;
       t.tile_channels = static_cast<int>(of_tile * unit_channels);
       t.tile_vectors = static_cast<int>(width);
       t.tiles = static_cast<int>(tiles);
       t.splits = static_cast<int>(splits);
+      t.lines_of_split = lines;
     }
   }
   return t;
@@ -885,7 +928,8 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
              "asking for dynamic shared memory");
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, Config::threads, bytes),
              "asking how many blocks fit");
-  constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
+  constexpr int64_t room =
+      batchnorm_workspace / int64_t{(sizeof(typename Steps::Shared) + sizeof(typename Steps::Channel)) / sizeof(float)};
   const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   const Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
@@ -959,7 +1003,7 @@ struct InferenceSteps {
 };
 
 inline constexpr int threads_of_apply = 256;
-inline constexpr int vectors_of_apply = 4;  // on their way at once; a thread has about as many
+inline constexpr int vectors_of_apply = 4;  // on their way at once
 
 // One trip through memory: each thread keeps what it needs to know of its channels.
 template <class Steps, int size>
@@ -968,8 +1012,8 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
   using Bits = Vector<T, size>;
   const Part<size> part(tiling, static_cast<int>(blockIdx.x));
   const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
-  Walk<size> reading(part, 0);
-  Walk<size> writing(part, 0);
+  Walk<size> reading(part);
+  Walk<size> writing(part);
   typename Steps::Channel mine[size];
   for (int done = 0; done < vectors; done += vectors_of_apply) {
     Bits held[vectors_of_apply][Steps::inputs];
@@ -983,8 +1027,13 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       reading.forward();
     }
     if (done == 0) {  // while the first vectors are on their way
+      int channels[size];
+      part.find_channels(channels);
 #pragma unroll
-      for (int k = 0; k < size; ++k) mine[k] = steps.channel(part.first_channel + part.channel(k));
+      for (int k = 0; k < size; ++k) {
+        const bool as_before = k > 0 && part.run % size == 0;
+        mine[k] = as_before ? mine[0] : steps.channel(part.first_channel + channels[k]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < vectors_of_apply; ++i) {
@@ -1010,7 +1059,8 @@ template <int size, class Steps>
 bool launch_apply(const Steps& steps, cudaStream_t stream) {
   const Shape shape = shape_of(steps.p);
   const int64_t vectors = shape.samples * shape.pixels * shape.channels / size;
-  const int64_t blocks = std::clamp<int64_t>(vectors / (threads_of_apply * vectors_of_apply), 1, 1 << 24);
+  const int64_t resident = 8 * device_attribute(cudaDevAttrMultiProcessorCount);  // blocks, and more gain nothing
+  const int64_t blocks = std::clamp<int64_t>(vectors / (threads_of_apply * vectors_of_apply), 1, resident);
   const Tiling tiling = tiling_of(shape, size, blocks, threads_of_apply, std::numeric_limits<int64_t>::max());
   if (tiling.tiles == 0) return false;
   launch(apply_channels<Steps, size>,
