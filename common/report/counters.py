@@ -166,11 +166,23 @@ def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], lis
     return document["context"], entries
 
 
+def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """The stages just captured, in the place of what the file has of them."""
+    if not path.is_file():
+        return document
+    before = json.loads(path.read_text(encoding="utf-8"))
+    new = {stage["stage"] for stage in document["stages"]}
+    result = document | {key: [entry for entry in before[key] if entry["stage"] not in new] + document[key] for key in ("stages", "kernels")}
+    for key in ("stages", "kernels"):
+        result[key].sort(key=lambda entry: entry["stage"])  # stable: within a stage, the order of its launches
+    return result
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/counters", help="folder for <gpu>.json (default: docs/counters)")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage (may be given more than once)")
+    parser.add_argument("--stage", action="append", default=[], help="only this stage, added to what is there (may be given more than once)")
     options = parser.parse_args(arguments)
     try:
         programs = programs_in(options.programs, options.stage)
@@ -197,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
             "kernels": kernels,
         }
         path = options.output / f"{context['gpu_short']}.json"
-        write_json(path, document)
+        write_json(path, merged(path, document) if options.stage else document)
         print(f"counters of {len(kernels)} launches written to {path}")
     except ReportError as error:
         print(f"counters.py: {error}", file=sys.stderr)

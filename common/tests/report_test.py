@@ -1014,6 +1014,19 @@ class Counters(unittest.TestCase):
         self.assertEqual(counters.launches_in("no table"), [])
         self.assertEqual(counters.product("(1024, 2, 1)"), 2048)
 
+    def test_a_stage_takes_the_place_of_what_was_captured_before(self) -> None:
+        import counters
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "h200.json"
+            entry = lambda stage, value: {"stage": stage, "value": value}  # noqa: E731
+            path.write_text(json.dumps({"context": 1, "stages": [entry("01", 1), entry("02", 1)], "kernels": [entry("01", 1), entry("02", 1), entry("02", 2)]}))
+            new = {"context": 2, "stages": [entry("01", 9)], "kernels": [entry("01", 8), entry("01", 9)]}
+            merged = counters.merged(path, new)
+            self.assertEqual([e["value"] for e in merged["kernels"]], [8, 9, 1, 2])
+            self.assertEqual((merged["context"], [e["value"] for e in merged["stages"]]), (2, [9, 1]))
+            self.assertEqual(counters.merged(Path(folder) / "none.json", new), new)
+
 
 class Pages(Playground):
     """What pages.py makes of the repository's Markdown before MkDocs sees it."""
