@@ -85,8 +85,9 @@ def kernels_of(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def count(program: Program, flags: list[str], environment: dict[str, str]) -> list[dict[str, Any]]:
-    """The launches of a stage's program with these flags. Raises ReportError where it finds something wrong."""
+def count(program: Program, flags: list[str], environment: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """The launches of a stage's program with these flags, and the hash of the kernels that it was built from. Raises
+    ReportError where it finds something wrong."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         command = [str(program.path), "--count", "--input", "normal", *flags, "--json", str(file)]
@@ -94,7 +95,7 @@ def count(program: Program, flags: list[str], environment: dict[str, str]) -> li
         if done.returncode != 0:
             raise ReportError(f"{program.stage} {' '.join(flags)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
         document = json.loads(file.read_text(encoding="utf-8"))
-    return [kernel for entry in document["counts"] for kernel in kernels_of(entry)]
+    return [kernel for entry in document["counts"] for kernel in kernels_of(entry)], document["context"]["source_hash"]
 
 
 def measured_launches(repository: Repository, gpu: str) -> dict[str, list[Launch]]:
@@ -118,19 +119,19 @@ def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[s
     device = {"WORKLOG_SIMT_MULTIPROCESSORS": str(multiprocessors)}
     kernels, stages = [], []
     for program in programs:
-        own = count(program, ["--shapes", ",".join(SMALL)], device)
+        own, source_hash = count(program, ["--shapes", ",".join(SMALL)], device)
         for index, kernel in enumerate(own):
             beside = measured.get(name_of(kernel), [])
             if len(beside) != 1 or beside[0].stale or beside[0].blocks == kernel["blocks"]:
                 continue
             held = -(-beside[0].blocks // multiprocessors)
             flags = ["--shapes", f"{kernel['rows']}x{kernel['cols']}", "--dtype", kernel["dtype"], "--variant", kernel["variant"]]
-            again = count(program, flags, device | {"WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR": str(held)})
+            again, _ = count(program, flags, device | {"WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR": str(held)})
             same = [k for k in again if name_of(k) == name_of(kernel)]
             if len(same) == 1:
                 own[index] = same[0]
         kernels += own
-        stages.append({"stage": program.stage, "source_hash": repository.hash_now(program.stage)})
+        stages.append({"stage": program.stage, "source_hash": source_hash})
     return {"context": {"shapes": list(SMALL), "multiprocessors": str(multiprocessors)}, "stages": stages, "kernels": kernels}
 
 
@@ -206,11 +207,13 @@ def cell(comparison: Comparison, counter: str, counted: float, measured: float) 
 
 
 def counted_beside_measured(place: Place) -> Table:
-    """A line for each launch: what was counted, and the hardware's figure where it is another."""
-    stage = place.stage()
-    found = [c for c in comparisons(place) if c.counted.stage == stage]
+    """A line for each launch, of one stage or all: what was counted, and the hardware's figure where it is another."""
+    stages = [place.stage()] if "stage" in place.options else place.repository.stages()
+    found = [c for c in comparisons(place) if c.counted.stage in stages]
+    without = [stage for stage in stages if all(c.counted.stage != stage for c in found)]
+    missing = f"Not read on {place.gpu} since the kernels changed: {', '.join(without)}" if without else ""
     if not found:
-        return Table(f"*The counters of {stage} have not been read on {place.gpu} since its kernels changed.*", False)
+        return Table(f"*{missing}.*", False)
     lines, letters = [], set()
     for comparison in found:
         cells = []
@@ -219,13 +222,13 @@ def counted_beside_measured(place: Place) -> Table:
             if difference(counted, measured) > CLOSE and (reason := reason_for(comparison, counter, counted, measured)):
                 letters.add(reason.letter)
         launch = comparison.counted
-        lines.append([dagger(f"`{launch.variant}`", launch.stale or comparison.measured.stale), f"`{short_kernel(launch.kernel)}`", launch.dtype,
-                      launch.shape.replace("x", " x "), *cells])
+        lines.append([launch.stage[:2], dagger(f"`{launch.variant}`", launch.stale or comparison.measured.stale),
+                      f"`{short_kernel(launch.kernel)}`", launch.dtype, launch.shape.replace("x", " x "), *cells])
     stale = any(c.counted.stale or c.measured.stale for c in found)
-    head = ["variant", "kernel", "type", "shape", *(title for title, _ in COMPARED.values())]
+    head = ["", "variant", "kernel", "type", "shape", *(title for title, _ in COMPARED.values())]
     notes = [f"{reason.letter}: {reason.text}" for reason in REASONS if reason.letter in letters]
     what = "One figure: counted and measured are the same; with a percentage: the hardware counted so much more; two: counted, measured"
-    return Table(markdown_table(head, lines, 4) + caption([what, *notes], stale), stale)
+    return Table(markdown_table(head, lines, 5) + caption([what, *notes, missing], stale), stale)
 
 
 def counted_summary(place: Place) -> Table:

@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         gpu = gpu_named(options.gpu)
         kernels = []
         for program in programs_in(options.programs, options.stages):
-            kernels += count(program, ["--shapes", options.shape, "--dtype", options.dtype], {"WORKLOG_SIMT_MULTIPROCESSORS": str(gpu.multiprocessors)})
+            kernels += count(program, ["--shapes", options.shape, "--dtype", options.dtype], {"WORKLOG_SIMT_MULTIPROCESSORS": str(gpu.multiprocessors)})[0]
         repository = Repository(ROOT)
         lines = lines_of(rungs_of(kernels), gpu, repository, options.gpu)
     except ReportError as error:
