@@ -433,25 +433,37 @@ struct Team {
 // part(i) gives the moments of set i. Sums are taken in an order that depends on the shape alone.
 template <class GetPart>
 __device__ inline SplitMoments merge(const Team& team, int parts, GetPart part) {
-  const float pivot = part(0).pivot;
+  int some = 0;  // a part that is not empty
+  while (some + 1 < parts && part(some).count == 0.0f) ++some;
+  const float pivot = part(some).pivot;
+  // Four at a time, so that their loads are on their way together. Those that are not there are empty.
+  constexpr int together = 4;
+  const auto for_each = [&](auto f) {
+    for (int first = team.lane; first < parts; first += together * team.size) {
+      SplitMoments m[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const int i = first + j * team.size;
+        m[j] = i < parts ? part(i) : SplitMoments{0.0f, pivot, 0.0f, 0.0f};
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j) f(m[j]);
+    }
+  };
   float count = 0.0f;
   float sum = 0.0f;
-#pragma unroll 4
-  for (int i = team.lane; i < parts; i += team.size) {
-    const SplitMoments m = part(i);
+  for_each([&](const SplitMoments& m) {
     count += m.count;
     sum += m.count * ((m.pivot - pivot) + m.rest);
-  }
+  });
   count = team.sum(count);
   sum = team.sum(sum);
   const float rest = count > 0.0f ? sum / count : 0.0f;
   float m2 = 0.0f;
-#pragma unroll 4
-  for (int i = team.lane; i < parts; i += team.size) {
-    const SplitMoments m = part(i);
+  for_each([&](const SplitMoments& m) {
     const float off = (m.pivot - pivot) + m.rest - rest;
     m2 += m.m2 + m.count * off * off;
-  }
+  });
   return {count, pivot, rest, team.sum(m2)};
 }
 // [/snippet]
@@ -503,28 +515,30 @@ struct TrainSteps {
   __device__ Shared share(const Partial& partial, float scale) const { return {partial, scale}; }
   __device__ bool overflowed(const Shared& shared) const { return overflowed(shared.moments); }
 
-  // What y needs to know of a channel.
-  struct alignas(16) Channel {
-    float center, factor, offset, scale;
-  };
+  // Those of several blocks, or of several GPUs, together.
   template <class GetShared>
-  __device__ Channel finish(const Team& team, int splits, GetShared shared, int channel, bool writes) const {
+  __device__ Shared combined(const Team& team, int parts, GetShared shared) const {
     const auto merged_at = [&](float scale) {
-      return merge(team, splits, [&](int split) {
-        const Shared s = shared(split);
+      return merge(team, parts, [&](int i) {
+        const Shared s = shared(i);
+        if (s.moments.count == 0.0f) return SplitMoments{};
         const float to = scale / s.scale;
         return SplitMoments{s.moments.count, s.moments.pivot * to, s.moments.rest * to, s.moments.m2 * to * to};
       });
     };
-    float scale = 1.0f;
-    SplitMoments all = merged_at(scale);
-    if (__any_sync(all_lanes, overflowed(all))) {  // all lanes of a warp take part in its shuffles
-      const SplitMoments scaled = merged_at(small_scale);
-      if (overflowed(all)) {
-        all = scaled;
-        scale = small_scale;
-      }
-    }
+    SplitMoments all = merged_at(1.0f);
+    if (!__any_sync(all_lanes, overflowed(all))) return {all, 1.0f};  // all lanes of a warp take part in its shuffles
+    const SplitMoments scaled = merged_at(small_scale);
+    return overflowed(all) ? Shared{scaled, small_scale} : Shared{all, 1.0f};
+  }
+
+  // What y needs to know of a channel. `writes`: and what is kept of it is written.
+  struct alignas(16) Channel {
+    float center, factor, offset, scale;
+  };
+  __device__ Channel finish(const Shared& shared, int channel, bool writes) const {
+    const SplitMoments& all = shared.moments;
+    const float scale = shared.scale;
     const float variance = all.m2 / all.count;
     // Scaled down, eps counts only where the variance is nothing.
     const float invstd = scale == 1.0f      ? rsqrtf(variance + p.eps)
@@ -549,6 +563,7 @@ template <class T_, class G>
 struct BackwardSteps {
   using T = T_;
   BatchNormBackward<T, G> p;
+  float count;  // values of a channel
   static constexpr int inputs = 2;
   __device__ const T* input(int i) const { return i == 0 ? p.dy : p.x; }
   __host__ __device__ T* output() const { return p.dx; }
@@ -596,11 +611,12 @@ struct BackwardSteps {
     float mean, slope, dy_mean, factor;
   };
   template <class GetShared>
-  __device__ Channel finish(const Team& team, int splits, GetShared shared, int channel, bool writes) const {
-    const Partial all = merged(team, splits, shared);
+  __device__ Shared combined(const Team& team, int parts, GetShared shared) const {
+    return merged(team, parts, shared);
+  }
+  __device__ Channel finish(const Shared& all, int channel, bool writes) const {
     if (writes && p.dgamma) p.dgamma[channel] = static_cast<G>(all.dy_xhat);
     if (writes && p.dbeta) p.dbeta[channel] = static_cast<G>(all.dy);
-    const float count = static_cast<float>(p.samples * p.pixels);
     const float invstd = p.save_invstd[channel];
     const float gamma = p.gamma ? to_float(p.gamma[channel]) : 1.0f;
     return {p.save_mean[channel], all.dy_xhat / count * invstd, all.dy / count, gamma * invstd};
@@ -700,8 +716,9 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
 
 // [snippet: merge_block]
 // The block's partial results for each of its channels, from its threads' `partials`: those of thread t and element k
-// at [k * blockDim.x + t]. Where a thread's vectors are of one channel, it has already added up its elements, and only
-// k = 0 is there. done(channel, partial) is called by all lanes of a team; `channel` is -1 where there is none left.
+// at [k * (blockDim.x + 1) + t], so that neighbouring channels are in different banks. Where a thread's vectors are of
+// one channel, it has already added up its elements, and only k = 0 is there. done(channel, partial) is called by all
+// lanes of a team; `channel` is -1 where there is none left.
 template <class Steps, int size, class Done>
 __device__ inline void merge_block(const Steps& steps, const Part<size>& part, const typename Steps::Partial* partials,
                                    bool one_channel, float scale, Done done) {
@@ -727,7 +744,7 @@ __device__ inline void merge_block(const Steps& steps, const Part<size>& part, c
       const int nth = i - nth_line * of_channel;  // of the channel's columns
       const int column = run == 1 ? nth * part.channels + channel : channel * run + nth;
       const int thread = nth_line * threads_of_line + column / kept;
-      return partials[column % kept * blockDim.x + thread];
+      return partials[column % kept * (blockDim.x + 1) + thread];
     };
     done(team, is_there ? channel : -1, steps.merged(team, own + static_cast<int>(part.rows_over), get));
   }
@@ -766,7 +783,7 @@ __device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, 
     if (one_channel) mine[0] = steps.merged(Team{1, 0}, size, [&](int k) { return mine[k]; });
 #pragma unroll
     for (int k = 0; k < size; ++k) {
-      if (k == 0 || !one_channel) partials[k * blockDim.x + thread] = mine[k];
+      if (k == 0 || !one_channel) partials[k * (blockDim.x + 1) + thread] = mine[k];
     }
     __syncthreads();
     bool overflowed = false;
@@ -792,9 +809,8 @@ __device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, 
     const int task = first + thread / team.size;
     const int channel = task < tasks ? split + task * tiling.splits : split;
     const bool writes = task < tasks && team.lane == 0;
-    const Channel done = steps.finish(
-        team, tiling.splits, [&](int of_split) { return shared_at(of_split, channel); }, part.first_channel + channel,
-        writes);
+    const Shared all = steps.combined(team, tiling.splits, [&](int i) { return shared_at(i, channel); });
+    const Channel done = steps.finish(all, part.first_channel + channel, writes);
     if (writes) (tiling.splits > 1 ? finished : channels)[channel] = done;
   }
   if (tiling.splits > 1) {
@@ -919,8 +935,10 @@ template <int size, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   using T = typename Steps::T;
   using Ring = Ring<T, size, Steps::inputs, Config::template batches<Steps::inputs>, Config::batch>;
-  const size_t bytes = Config::threads * (Ring::bytes_of_thread + std::max(size * sizeof(typename Steps::Partial),
-                                                                           sizeof(typename Steps::Channel)));
+  using Partial = typename Steps::Partial;
+  const size_t exchanged =
+      std::max(size * sizeof(Partial) * (Config::threads + 1), sizeof(typename Steps::Channel) * Config::threads);
+  const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
   const auto kernel = normalize_channels<Steps, size, Config>;
   int resident = 0;
   check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -974,7 +992,7 @@ void batch_norm(const BatchNormTrain<T, G>& p, cudaStream_t stream) {
 template <class T, class G>
 void batch_norm_backward(const BatchNormBackward<T, G>& p, cudaStream_t stream) {
   if (p.samples == 0) return;
-  normalize(BackwardSteps<T, G>{p}, is_aligned({p.dy, p.x, p.dx}), stream);
+  normalize(BackwardSteps<T, G>{p, static_cast<float>(p.samples * p.pixels)}, is_aligned({p.dy, p.x, p.dx}), stream);
 }
 // [/snippet]
 
@@ -1059,8 +1077,9 @@ template <int size, class Steps>
 bool launch_apply(const Steps& steps, cudaStream_t stream) {
   const Shape shape = shape_of(steps.p);
   const int64_t vectors = shape.samples * shape.pixels * shape.channels / size;
-  const int64_t resident = 8 * device_attribute(cudaDevAttrMultiProcessorCount);  // blocks, and more gain nothing
-  const int64_t blocks = std::clamp<int64_t>(vectors / (threads_of_apply * vectors_of_apply), 1, resident);
+  constexpr int vectors_of_thread =
+      2 * size;  // the more elements a vector has, the more there is to know of its channels
+  const int64_t blocks = std::clamp<int64_t>(vectors / (threads_of_apply * vectors_of_thread), 1, 1 << 24);
   const Tiling tiling = tiling_of(shape, size, blocks, threads_of_apply, std::numeric_limits<int64_t>::max());
   if (tiling.tiles == 0) return false;
   launch(apply_channels<Steps, size>,
