@@ -154,12 +154,12 @@ void Recorder::start_run() {
 
 void Recorder::end_block() {
   recording = nullptr;
-  for (unsigned warp = 0; warp < warps_in_block_; ++warp) meet(warps_[warp], warp);
+  meet_all();
   traces_ = false;
 }
 
 void Recorder::barrier_passed(Site site) {
-  for (unsigned warp = 0; warp < warps_in_block_; ++warp) meet(warps_[warp], warp);
+  meet_all();
   ++epoch_;
   const uint32_t instruction = instruction_of({0, site}, Operation::barrier, 0);
   ++instructions_[instruction].counts.requests;
@@ -167,7 +167,7 @@ void Recorder::barrier_passed(Site site) {
 }
 
 void Recorder::group_passed(Group group, Site site) {
-  for (unsigned warp = 0; warp < warps_in_block_; ++warp) meet(warps_[warp], warp);
+  meet_all();
   ++epoch_;
   group == Group::cluster ? static_cast<void>(++cluster_phase_) : static_cast<void>(++grid_phase_);
   start_run();
@@ -375,6 +375,10 @@ void Recorder::meet(Warp& warp, unsigned number) {
   }
   warp.touched.clear();
   ++warp.meeting;
+}
+
+void Recorder::meet_all() {
+  for (unsigned warp = 0; warp < warps_in_block_; ++warp) meet(warps_[warp], warp);
 }
 
 void Recorder::count(Instruction& instruction, const Request& request) {

@@ -72,6 +72,12 @@ class Recorder {
                    size_t stack_bytes, const unsigned& current_thread);
   void end_block();
   void barrier_passed(Site site);
+  // The block arrives at a barrier of its grid or cluster. Where all threads wait there, what they did is counted
+  // before other blocks go on, so that what these find written does not depend on who is faster.
+  template <class AllWait>
+  void group_posted(AllWait all_wait) {
+    if (all_wait()) meet_all();
+  }
   void group_passed(Group group, Site site);
   // `source(lane)`: the lane that a shuffling lane reads.
   template <class Sources>
@@ -166,6 +172,7 @@ class Recorder {
   void record(uint32_t instruction, uintptr_t address, unsigned bytes);
   void collective(unsigned warp, unsigned mask, unsigned alive, Collective kind, Site site);
   void meet(Warp& warp, unsigned number);
+  void meet_all();
   void count(Instruction& instruction, const Request& request);
   void count_global(Instruction& instruction, const Request& request);
   void count_shared(Instruction& instruction, const Request& request);

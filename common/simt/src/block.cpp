@@ -743,6 +743,13 @@ void BlockRunner::post_if_all_arrived(Group group) {
   GroupState& state = groups_[static_cast<size_t>(group)];
   if (state.posted || state.arrived == 0 || state.arrived < alive_) return;
   state.posted = true;
+  observer_.group_posted([&] {
+    unsigned waiting = 0;
+    for (unsigned warp = 0; warp * warp_size < threads_; ++warp) {
+      waiting += static_cast<unsigned>(std::popcount(warps_[warp].at_group[static_cast<size_t>(group)]));
+    }
+    return waiting + 1 >= alive_;
+  });
   state.phase = state.barrier->arrive();
 }
 

@@ -27,6 +27,8 @@ struct Observer {
   void begin_block(const Launch&, const uint3&, Cluster*, unsigned, const void*, size_t, const unsigned&) {}
   void end_block() {}
   void barrier_passed(Site) {}
+  template <class AllWait>
+  void group_posted(AllWait) {}
   void group_passed(Group, Site) {}
   template <class Sources>
   void collective_passed(unsigned, unsigned, unsigned, Collective, Site, Sources) {}
