@@ -887,24 +887,26 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   const bool fits = runs ? unit_channels == 1 || unit_vectors <= threads : t.line == s.channels || unit_vectors <= 128;
   if (!fits) return t;
 
-  // In vectors: what a round of tiles costs beside its work, what it costs to wait for each other, and the least that
-  // memory likes to be asked for.
+  // In vectors: what a round of tiles costs beside its work, and what it costs that blocks wait for each other. Lines
+  // of a few bytes cost memory more than their bytes, but a tile that no other block shares is worth it where it is
+  // small.
   constexpr int64_t overhead = 6000;
-  constexpr int64_t waiting = 6000;
+  constexpr int64_t waiting = 16000;
   const int64_t least_width = size > 1 ? 32 : 128;
+  const auto handicap = [](int64_t width) { return width >= 8 ? 2 : width >= 4 ? 3 : width >= 2 ? 4 : 10; };  // halves
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t of_tile = 1; of_tile <= units; ++of_tile) {
     const int64_t width = of_tile * unit_vectors;
     if (of_tile > 1 && width > most_vectors) break;
-    if (of_tile < units && width < least_width && (of_tile + 1) * unit_vectors <= most_vectors) continue;
+    const bool is_narrow = of_tile < units && width < least_width && (of_tile + 1) * unit_vectors <= most_vectors;
     const int64_t tiles = (units + of_tile - 1) / of_tile;
     const int64_t fit = room / (tiles * of_tile * unit_channels);
     const int64_t most_splits = std::max<int64_t>(1, std::min({blocks / tiles, t.lines, fit}));
-    for (const int64_t wanted : {int64_t{1}, most_splits}) {
+    for (const int64_t wanted : {int64_t{1}, is_narrow ? 1 : most_splits}) {
       const int64_t lines = std::max<int64_t>(1, (t.lines + wanted - 1) / wanted);
       const int64_t splits = std::max<int64_t>(1, (t.lines + lines - 1) / lines);
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
-      const int64_t work = rounds * (lines * width + overhead) + (splits > 1 ? waiting : 0);
+      const int64_t work = rounds * (lines * width * handicap(width) / 2 + overhead) + (splits > 1 ? waiting : 0);
       if (work >= least) continue;
       least = work;
       t.tile_channels = static_cast<int>(of_tile * unit_channels);
