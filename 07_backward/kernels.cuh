@@ -74,7 +74,7 @@ inline constexpr int threads_of_row = 256;  // of a block that works on one row 
 // dgamma and dbeta are made of.
 template <class T, class G, class Add>
 __device__ inline void dx_of_row(const LayerNormBackward<T, G>& p, int64_t row, float* scratch, Add add) {
-  const RowStatistics s = {p.mean[row], p.rstd[row]};
+  const RowStatistics s = {p.mean ? p.mean[row] : 0.0f, p.rstd[row]};  // RMSNorm has no mean
   const auto at = [row](auto* tensor, int64_t stride) { return tensor + row * stride; };
   const auto wdy_of = [&](int64_t col) {
     return to_float(at(p.dy, p.dy_stride)[col]) * (p.gamma ? to_float(p.gamma[col]) : 1.0f);
@@ -88,7 +88,7 @@ __device__ inline void dx_of_row(const LayerNormBackward<T, G>& p, int64_t row, 
     sums.wdy_xhat += wdy * xhat;
     add(col, to_float(at(p.dy, p.dy_stride)[col]), xhat);
   }
-  sums = {block_sum(sums.wdy, scratch), block_sum(sums.wdy_xhat, scratch)};
+  sums = {p.mean ? block_sum(sums.wdy, scratch) : 0.0f, block_sum(sums.wdy_xhat, scratch)};
   if (!p.dx) return;
 
   const Gradient gradient = gradient_of(s, sums, p.cols);
@@ -149,40 +149,59 @@ struct PartialRows {
   __device__ float* dbeta(int64_t i) const { return first + (2 * i + 1) * cols; }
 };
 
-// 32 columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which warp adds what, and in which order, hangs on the
-// shape alone.
-template <class G>
-__global__ void __launch_bounds__(lanes* lanes) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
-  __shared__ float sums[lanes][lanes + 1];
+// A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
+// order, hangs on the shape alone. Few columns make few tiles: narrow ones then, of one sector to a row.
+template <class G, int width, int rows>
+__global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
+  constexpr int warps = width * rows / lanes;
+  __shared__ float sums[rows][width + 1];  // one float more to a row, so that a column lies in many banks
   wait_for_previous_kernel();
   G* out = blockIdx.y == 0 ? dgamma : dbeta;
   if (!out) return;
-  const int64_t col = int64_t{blockIdx.x} * lanes + threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t first = int64_t{blockIdx.x} * width;
+  const int64_t col = first + thread % width;
   float sum = 0.0f;
   if (col < partial.cols) {
     const float* column = partial.first + blockIdx.y * partial.cols + col;
-#pragma unroll 4
-    for (int64_t i = threadIdx.y; i < partial.count; i += blockDim.y) sum += column[2 * i * partial.cols];
+#pragma unroll 8
+    for (int64_t i = thread / width; i < partial.count; i += rows) sum += column[2 * i * partial.cols];
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
+  sums[thread / width][thread % width] = sum;
   __syncthreads();
-  for (unsigned y = threadIdx.y; y < lanes; y += blockDim.y) {
-    const float whole = warp_sum(threadIdx.x < blockDim.y ? sums[threadIdx.x][y] : 0.0f);
-    const int64_t own = int64_t{blockIdx.x} * lanes + y;
-    if (threadIdx.x == 0 && own < partial.cols) out[own] = static_cast<G>(whole);
+  for (int own = thread / lanes; own < width; own += warps) {
+    float part = 0.0f;
+    for (int row = thread % lanes; row < rows; row += lanes) part += sums[row][own];
+    part = warp_sum(part);
+    if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(part);
   }
+}
+
+template <int width, int rows, class T, class G>
+void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
+  const auto kernel = sum_partials<G, width, rows>;
+  // As much shared memory as the kernel before it has: where it has to be divided anew, the two cannot overlap.
+  check_cuda(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+      "asking for shared memory");
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), 2),
+          .block = width * rows,
+          .overlap = true,
+          .stream = stream},
+         PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
 }
 
 template <class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
-  const unsigned warps = partial_rows > 2 * lanes ? lanes : 8;
-  launch(sum_partials<G>,
-         {.grid = dim3(static_cast<unsigned>((p.cols + lanes - 1) / lanes), 2),
-          .block = dim3(lanes, warps),
-          .overlap = true,
-          .stream = stream},
-         PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+  if (p.cols > 32 * 1024) {
+    launch_sum_of_tiles<32, 8>(p, partial_rows, stream);
+  } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
+    launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
+  } else {
+    launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
+  }
 }
 // [/snippet]
 
@@ -412,22 +431,25 @@ struct Ring {
 // [/snippet]
 
 // [snippet: teams]
-// A team adds up its threads' sums of a row; every thread has the result. Whoever has called sum() sees what all the
-// team's threads had written to shared memory before they did, and all have read what they read before.
+// A team adds up its threads' sums of a row: put() hands a thread's share in, and get() has the sums of all, in every
+// thread. What a thread does between the two hides the wait for the others. In a turn every thread calls get() for one
+// row and then put() for the next. Between two get() the team meets at a barrier that orders shared memory.
 
 template <int width_>
 struct LaneTeam {
   static constexpr int width = width_;  // lanes
+  RowSums sums = {};
 
   __device__ void sync() const { __syncwarp(); }
-  __device__ RowSums sum(RowSums s) {
+  __device__ void put(const RowSums& s) { sums = {warp_sum<width>(s.wdy), warp_sum<width>(s.wdy_xhat)}; }
+  __device__ RowSums get() {
     __syncwarp();
-    return {warp_sum<width>(s.wdy), warp_sum<width>(s.wdy_xhat)};
+    return sums;
   }
 };
 
-// The lanes' sums of both, the first in even lanes and the second in odd ones: the first step brings each lane one half
-// of two pairs of sums, so that four shuffles more do what takes eight.
+// The lanes' sums of both, the first in even lanes and the second in odd ones: the first step leaves each lane one of
+// the two, so that five shuffles do what takes ten.
 __device__ inline float sum_of_lanes(const RowSums& s) {
   const bool odd = threadIdx.x % 2 != 0;
   const float kept = odd ? s.wdy_xhat : s.wdy;
@@ -437,6 +459,20 @@ __device__ inline float sum_of_lanes(const RowSums& s) {
   return sum;
 }
 
+// The sums of up to `parts` threads, warps or blocks, in every thread.
+template <int parts>
+__device__ inline RowSums sum_of_parts(const RowSums* sums, unsigned count) {
+  const unsigned part = threadIdx.x % parts;
+  const RowSums s = part < count ? sums[part] : RowSums{0.0f, 0.0f};
+  return {warp_sum<parts>(s.wdy), warp_sum<parts>(s.wdy_xhat)};
+}
+
+__device__ inline void put_sum_of_lanes(RowSums* sums, const RowSums& s) {
+  const float of_lanes = sum_of_lanes(s);
+  if (threadIdx.x % lanes == 0) sums[threadIdx.x / lanes].wdy = of_lanes;
+  if (threadIdx.x % lanes == 1) sums[threadIdx.x / lanes].wdy_xhat = of_lanes;
+}
+
 // One barrier to a row: the next row's sums go to the other half of the scratch memory.
 template <int warps>
 struct BlockTeam {
@@ -444,44 +480,63 @@ struct BlockTeam {
   int half = 0;
 
   __device__ void sync() const { __syncthreads(); }
-  __device__ RowSums sum(const RowSums& s) {
-    RowSums* sums = scratch + half * warps;
-    half ^= 1;
-    const float of_lanes = sum_of_lanes(s);
-    if (threadIdx.x % lanes == 0) sums[threadIdx.x / lanes].wdy = of_lanes;
-    if (threadIdx.x % lanes == 1) sums[threadIdx.x / lanes].wdy_xhat = of_lanes;
+  __device__ void put(const RowSums& s) { put_sum_of_lanes(scratch + half * warps, s); }
+  __device__ RowSums get() {
     __syncthreads();
-    const unsigned warp = threadIdx.x % warps;
-    const RowSums part = warp < blockDim.x / lanes ? sums[warp] : RowSums{0.0f, 0.0f};
-    return {warp_sum<warps>(part.wdy), warp_sum<warps>(part.wdy_xhat)};
+    const RowSums sums = sum_of_parts<warps>(scratch + half * warps, blockDim.x / lanes);
+    half ^= 1;
+    return sums;
   }
 };
 
 inline constexpr int most_blocks_of_cluster = 16;
 
+// The blocks write their sums into each other's shared memory, arrive at the cluster's barrier, and go on: they wait
+// there only when they need the sums.
 template <int warps>
 struct ClusterTeam {
   Cluster cluster;
-  BlockTeam<warps> block;
-  RowSums* scratch;  // [2][most_blocks_of_cluster], of this block; the others write into it
+  RowSums* of_warps;   // [warps]
+  RowSums* of_blocks;  // [2][most_blocks_of_cluster]
+  int half = 0;
 
   __device__ void sync() const { __syncthreads(); }
-  __device__ RowSums sum(const RowSums& s) {
-    const int half = block.half;
-    const RowSums of_block = block.sum(s);
-    if (threadIdx.x < cluster.num_blocks()) {
-      cluster.map_shared_rank(scratch, threadIdx.x)[half * most_blocks_of_cluster + cluster.block_rank()] = of_block;
+  __device__ void put(const RowSums& s) {
+    put_sum_of_lanes(of_warps, s);
+    __syncthreads();
+    if (threadIdx.x < lanes) {
+      const RowSums sums = sum_of_parts<warps>(of_warps, warps);
+      if (threadIdx.x < cluster.num_blocks()) {
+        RowSums* there = cluster.map_shared_rank(of_blocks, threadIdx.x);
+        there[half * most_blocks_of_cluster + cluster.block_rank()] = sums;
+      }
     }
-    cluster.sync();
-    const unsigned from = threadIdx.x % most_blocks_of_cluster;
-    const RowSums part =
-        from < cluster.num_blocks() ? scratch[half * most_blocks_of_cluster + from] : RowSums{0.0f, 0.0f};
-    return {warp_sum<most_blocks_of_cluster>(part.wdy), warp_sum<most_blocks_of_cluster>(part.wdy_xhat)};
+    cluster.barrier_arrive();
+  }
+  __device__ RowSums get() {
+    cluster.barrier_wait();
+    const RowSums sums =
+        sum_of_parts<most_blocks_of_cluster>(of_blocks + half * most_blocks_of_cluster, cluster.num_blocks());
+    half ^= 1;
+    return sums;
   }
 };
 // [/snippet]
 
 // [snippet: column_sums]
+template <int each>
+__device__ inline void write_sums(float* to, const float (&sums)[each]) {
+  if constexpr (each % 4 == 0) {
+#pragma unroll
+    for (int k = 0; k < each; k += 4) {
+      *reinterpret_cast<float4*>(to + k) = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < each; ++k) to[k] = sums[k];
+  }
+}
+
 // What a thread keeps from its first row to its last.
 template <class Pass, Fit fit, int units>
 struct ColumnSums {
@@ -509,11 +564,8 @@ struct ColumnSums {
     for (int i = 0; i < units; ++i) {
       const int at = columns.at<each>(i);
       if (at >= columns.count) continue;
-#pragma unroll
-      for (int k = 0; k < each; ++k) {
-        to_dgamma[columns.begin + at + k] = dgamma[i][k];
-        if constexpr (Pass::centered) to_dbeta[columns.begin + at + k] = dbeta[i][k];
-      }
+      write_sums(to_dgamma + columns.begin + at, dgamma[i]);
+      if constexpr (Pass::centered) write_sums(to_dbeta + columns.begin + at, dbeta[i]);
     }
   }
 };
@@ -552,77 +604,106 @@ struct Weights {
 // [/snippet]
 
 // [snippet: walk]
-// Rows first_row, first_row + step, ... by one team. The team's loop has `turns` turns; a team that has run out of rows
-// keeps the others of its warp company.
+// A thread's share of a row's sums; its columns' sums grow by the row.
+template <class Pass, Fit fit, int units, int stages>
+__device__ inline RowSums add_row(const Ring<Pass, fit, units, stages>& ring, int slot, int64_t row,
+                                  const RowStatistics& s, const Weights<Pass, fit, units>& weights,
+                                  ColumnSums<Pass, fit, units>& column_sums) {
+  constexpr int each = unit<fit, typename Pass::T>;
+  const auto* x = ring.piece(slot, 0, row);
+  const auto* dy = ring.piece(slot, 1, row);
+  RowSums sums = {0.0f, 0.0f};
+  if (row >= ring.pass.p.rows) return sums;
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    const int at = ring.columns.template at<each>(i);
+    if (at >= ring.columns.count) continue;
+    const Unit<each> xs = read_unit<fit>(x + at);
+    const Unit<each> dys = read_unit<fit>(dy + at);
+    const Unit<each> gammas = weights.get(i);
+#pragma unroll
+    for (int k = 0; k < each; ++k) {
+      const float xhat = xhat_of(xs.at[k], s);
+      const float wdy = dys.at[k] * gammas.at[k];
+      if constexpr (Pass::centered) sums.wdy += wdy;
+      sums.wdy_xhat = fmaf(wdy, xhat, sums.wdy_xhat);
+      column_sums.add(i, k, dys.at[k], xhat);
+    }
+  }
+  return sums;
+}
+
+// A thread's share of a row's dx, once the row's sums are known.
+template <class Pass, Fit fit, int units, int stages>
+__device__ inline void write_dx(const Ring<Pass, fit, units, stages>& ring, int slot, int64_t row,
+                                const RowStatistics& s, const RowSums& sums, const Weights<Pass, fit, units>& weights) {
+  constexpr int each = unit<fit, typename Pass::T>;
+  const auto& p = ring.pass.p;
+  if (!p.dx || row >= p.rows) return;
+  const auto* x = ring.piece(slot, 0, row);
+  const auto* dy = ring.piece(slot, 1, row);
+  const Gradient gradient = gradient_of(s, sums, p.cols);
+  auto* dx = p.dx + row * p.dx_stride + ring.columns.begin;
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    const int at = ring.columns.template at<each>(i);
+    if (at >= ring.columns.count) continue;
+    const Unit<each> xs = read_unit<fit>(x + at);
+    const Unit<each> dys = read_unit<fit>(dy + at);
+    const Unit<each> gammas = weights.get(i);
+    Unit<each> dxs;
+#pragma unroll
+    for (int k = 0; k < each; ++k) dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
+    if constexpr (Pass::adds_dh) {
+      const Unit<each> dhs = read_unit<fit>(ring.piece(slot, 2, row) + at);
+#pragma unroll
+      for (int k = 0; k < each; ++k) dxs.at[k] += dhs.at[k];
+    }
+    write_unit<fit>(dx + at, dxs);
+  }
+}
+
+// Rows first_row, first_row + step, ... by one team, in `turns` turns. The row after this one is added up before this
+// one's sums are asked for, so that the team's threads have work while they wait for each other. A team that has run
+// out of rows keeps the others of its warp company.
 template <class Pass, Fit fit, int units, int stages, class Team>
 __device__ inline void walk_rows(const Pass& pass, Team team, const Ring<Pass, fit, units, stages>& ring,
                                  int64_t first_row, int64_t step, int64_t turns,
                                  ColumnSums<Pass, fit, units>& column_sums) {
-  static_assert(stages >= 3, "one row is read, one has arrived, one is on its way");
-  using T = typename Pass::T;
-  constexpr int each = unit<fit, T>;
-  const Columns columns = ring.columns;
+  // Where a thread reads only what it has copied itself, it waits for that. Else the copies are waited for a barrier
+  // earlier, and their place is given away a barrier later.
+  constexpr bool reads_own = fit != Fit::any;
+  static_assert(stages >= (reads_own ? 3 : 4));
   for (int i = 0; i < stages - 1; ++i) ring.start_copy(i, first_row + i * step);
   Weights<Pass, fit, units> weights;
-  weights.load(pass.p.gamma, columns);
-  RowStatistics next = pass.statistics(first_row);
-  __pipeline_wait_prior(stages - 2);
+  weights.load(pass.p.gamma, ring.columns);
+  RowStatistics now = pass.statistics(first_row);
+  RowStatistics next = pass.statistics(first_row + step);
+  __pipeline_wait_prior(reads_own ? stages - 2 : stages - 3);
   team.sync();
+  team.put(add_row(ring, 0, first_row, now, weights, column_sums));
 
   int slot = 0;
   int64_t row = first_row;
   for (int64_t turn = 0; turn < turns; ++turn, row += step) {
-    const bool has_row = row < pass.p.rows;
-    const RowStatistics s = next;
-    next = pass.statistics(row + step);
-    const T* x = ring.piece(slot, 0, row);
-    const T* dy = ring.piece(slot, 1, row);
-
-    RowSums sums = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < units; ++i) {
-      const int at = columns.at<each>(i);
-      if (at >= columns.count || !has_row) continue;
-      const Unit<each> xs = read_unit<fit>(x + at);
-      const Unit<each> dys = read_unit<fit>(dy + at);
-      const Unit<each> gammas = weights.get(i);
-#pragma unroll
-      for (int k = 0; k < each; ++k) {
-        const float xhat = xhat_of(xs.at[k], s);
-        const float wdy = dys.at[k] * gammas.at[k];
-        if constexpr (Pass::centered) sums.wdy += wdy;
-        sums.wdy_xhat = fmaf(wdy, xhat, sums.wdy_xhat);
-        column_sums.add(i, k, dys.at[k], xhat);
-      }
+    const int next_slot = slot == stages - 1 ? 0 : slot + 1;
+    const int freed_slot = slot == 0 ? stages - 1 : slot - 1;  // of the row before this one
+    const RowStatistics after_next = pass.statistics(row + 2 * step);
+    if constexpr (reads_own) {
+      ring.start_copy(freed_slot, row + (stages - 1) * step);
+      __pipeline_wait_prior(stages - 2);  // the next row is here
     }
-    __pipeline_wait_prior(stages - 3);  // the next row is here, and with the barrier within sum() it is for all
-    sums = team.sum(sums);
-    // All have left the row before this one, in whose place the row that is stages - 1 ahead comes.
-    ring.start_copy(slot == 0 ? stages - 1 : slot - 1, row + (stages - 1) * step);
-
-    if (pass.p.dx && has_row) {
-      const Gradient gradient = gradient_of(s, sums, pass.p.cols);
-      T* dx = pass.p.dx + row * pass.p.dx_stride + columns.begin;
-#pragma unroll
-      for (int i = 0; i < units; ++i) {
-        const int at = columns.at<each>(i);
-        if (at >= columns.count) continue;
-        const Unit<each> xs = read_unit<fit>(x + at);
-        const Unit<each> dys = read_unit<fit>(dy + at);
-        const Unit<each> gammas = weights.get(i);
-        Unit<each> dxs;
-#pragma unroll
-        for (int k = 0; k < each; ++k) dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
-        if constexpr (Pass::adds_dh) {
-          const Unit<each> dhs = read_unit<fit>(ring.piece(slot, 2, row) + at);
-#pragma unroll
-          for (int k = 0; k < each; ++k) dxs.at[k] += dhs.at[k];
-        }
-        write_unit<fit>(dx + at, dxs);
-      }
-    }
-    slot = slot == stages - 1 ? 0 : slot + 1;
+    const RowSums next_share = add_row(ring, next_slot, row + step, next, weights, column_sums);
+    if constexpr (!reads_own) __pipeline_wait_prior(stages - 4);  // the row after the next is here
+    const RowSums sums = team.get();
+    team.put(next_share);
+    if constexpr (!reads_own) ring.start_copy(freed_slot, row + (stages - 1) * step);
+    write_dx(ring, slot, row, now, sums, weights);
+    slot = next_slot;
+    now = next;
+    next = after_next;
   }
+  team.get();  // the last put(), of a row that does not exist
   __pipeline_wait_prior(0);
 }
 // [/snippet]
@@ -691,8 +772,8 @@ __global__ void __launch_bounds__(threads, 1) backward_cluster_per_row(Pass pass
   constexpr int warps = threads / lanes;
   using T = typename Pass::T;
   using TheRing = Ring<Pass, fit, units, stages>;
-  __shared__ RowSums scratch[2 * warps];
-  __shared__ RowSums cluster_scratch[2 * most_blocks_of_cluster];
+  __shared__ RowSums of_warps[warps];
+  __shared__ RowSums of_blocks[2 * most_blocks_of_cluster];
   const Cluster cluster = this_cluster();
   const int64_t blocks = cluster.num_blocks();
   const int64_t row_units = (pass.p.cols + unit<fit, T> - 1) / unit<fit, T>;
@@ -709,8 +790,8 @@ __global__ void __launch_bounds__(threads, 1) backward_cluster_per_row(Pass pass
   wait_for_previous_kernel();
   cluster.sync();  // all blocks have started, and have shared memory to write into
   ColumnSums<Pass, fit, units> sums;
-  walk_rows<Pass, fit, units, stages>(pass, ClusterTeam<warps>{cluster, {scratch}, cluster_scratch}, ring, first,
-                                      clusters, turns, sums);
+  walk_rows<Pass, fit, units, stages>(pass, ClusterTeam<warps>{cluster, of_warps, of_blocks}, ring, first, clusters,
+                                      turns, sums);
   let_next_kernel_start();
   if (partial.first) sums.write(partial.dgamma(first), partial.dbeta(first), columns);
 }
@@ -726,9 +807,12 @@ PartialRows partial_rows_of(const Pass& pass, int64_t count) {
   return {wanted ? pass.p.workspace : nullptr, count, pass.p.cols};
 }
 
-// The most teams that work at the same time, of which each has some rows: none waits for a place.
+// As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
+// them if that leaves none of the multiprocessors without: each team's partial row has to be read again.
 inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols) {
-  return std::max<int64_t>(1, std::min({rows, at_once, backward_partial_rows(cols)}));
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols)}));
 }
 
 inline bool fits(int64_t shared_bytes) {
@@ -837,17 +921,28 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
 // [/snippet]
 
 // [snippet: dispatch]
+// The stages of a large ring: what compute capability 9.0 has room for.
+template <class Pass>
+inline constexpr int stages_in_room = Pass::adds_dh ? 4 : 6;
+
+// Which shape takes which length was found by measuring on an H200.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr Fit fit = Fit::vectors;
+  constexpr bool wide_elements = sizeof(typename Pass::T) == 4;
+  constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
-  if (length <= 1 * 4) return launch_lanes<fit, 1, 4, 4, 256, 2>(pass, stream);
+  if (length <= 2 * 4) return launch_lanes<fit, 2, 4, 4, 256, 2>(pass, stream);
   if (length <= 2 * 8) return launch_lanes<fit, 2, 4, 8, 256, 2>(pass, stream);
   if (length <= 2 * 16) return launch_lanes<fit, 2, 4, 16, 256, 2>(pass, stream);
   if (length <= 2 * 32) return launch_lanes<fit, 2, 4, 32, 256, 2>(pass, stream);
-  if (length <= 2 * 512) return launch_block<fit, 2, 4, 512, 1>(pass, stream);
-  if (length <= 4 * 512) return launch_block<fit, 4, 3, 512, 1>(pass, stream);
-  return launch_cluster<fit, 4, 3, 512>(pass, stream);
+  if (!wide_elements && length <= 2 * 256) return launch_block<fit, 2, 3, 512, 1>(pass, stream);
+  if (length <= 2 * 512) return launch_block<fit, 2, deep, 512, 1>(pass, stream);
+  if constexpr (!Pass::adds_dh) {  // with a third tensor the rings of these two are too large
+    if (length <= 4 * 512) return launch_block<fit, 4, 3, 512, 1>(pass, stream);
+    if constexpr (wide_elements) return launch_cluster<fit, 4, 3, 512>(pass, stream);
+  }
+  return launch_cluster<fit, 2, deep, 512>(pass, stream);
 }
 
 template <class Pass>
@@ -855,9 +950,13 @@ bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
   constexpr Fit fit = Fit::any;
   if (pass.p.cols <= 2 * 8) return launch_lanes<fit, 2, 4, 8, 256, 2>(pass, stream);
   if (pass.p.cols <= 4 * 32) return launch_lanes<fit, 4, 4, 32, 256, 2>(pass, stream);
-  if (pass.p.cols <= 16 * 32) return launch_lanes<fit, 16, 3, 32, 256, 2>(pass, stream);
-  if (pass.p.cols <= 16 * 512) return launch_block<fit, 16, 3, 512, 1>(pass, stream);
-  return launch_cluster<fit, 16, 3, 512>(pass, stream);
+  if constexpr (sizeof(typename Pass::T) == 4) {
+    if (pass.p.cols <= 8 * 512) return launch_block<fit, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
+    return launch_cluster<fit, 8, stages_in_room<Pass>, 512>(pass, stream);
+  } else {
+    if (pass.p.cols <= 16 * 256) return launch_block<fit, 16, 4, 256, 2>(pass, stream);
+    return launch_cluster<fit, 16, stages_in_room<Pass>, 512>(pass, stream);
+  }
 }
 
 template <class T, class G, bool centered, bool adds_dh>

@@ -1,0 +1,131 @@
+// Stage 07's final kernel: the same bits on every run, and column sums that hold over many rows.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "07_backward/kernels.cuh"
+#include "common/harness/device.h"
+
+namespace worklog {
+namespace {
+
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t count) : count_(count) {
+    check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "allocating");
+  }
+  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
+    check_cuda(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "copying");
+  }
+  ~OnDevice() { cudaFree(data_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  T* get() const { return data_; }
+  std::vector<T> download() const {
+    std::vector<T> values(count_);
+    check_cuda(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "copying");
+    return values;
+  }
+
+ private:
+  size_t count_;
+  T* data_ = nullptr;
+};
+
+std::vector<float> random_values(size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+// A pass over random values, with mean 0.25 and rstd 0.5 in every row.
+struct RandomPass {
+  RandomPass(int64_t rows, int64_t cols)
+      : rows(rows),
+        cols(cols),
+        x_values(random_values(rows * cols, 1)),
+        dy_values(random_values(rows * cols, 2)),
+        x(x_values),
+        dy(dy_values),
+        gamma(random_values(cols, 3)),
+        mean(std::vector<float>(rows, 0.25f)),
+        rstd(std::vector<float>(rows, 0.5f)),
+        dx(rows * cols),
+        dgamma(cols),
+        dbeta(cols),
+        workspace(backward_workspace(cols)) {}
+
+  void run() {
+    const LayerNormBackward<float> p = {
+        dy.get(),    x.get(),         nullptr, gamma.get(), mean.get(), rstd.get(), dx.get(), dgamma.get(),
+        dbeta.get(), workspace.get(), rows,    cols,        cols,       cols,       cols,     cols};
+    backward::layer_norm_backward(p, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "running the backward pass");
+  }
+
+  int64_t rows, cols;
+  std::vector<float> x_values, dy_values;
+  OnDevice<float> x, dy, gamma, mean, rstd, dx, dgamma, dbeta, workspace;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class Backward : public testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_F(Backward, SameBitsOnTwentyRuns) {
+  for (const auto& [rows, cols] : {std::pair{1000, 32}, {1000, 100}, {500, 1024}, {60, 4095}, {40, 8192}, {9, 20000}}) {
+    RandomPass pass(rows, cols);
+    pass.run();
+    const std::vector<float> dx = pass.dx.download();
+    const std::vector<float> dgamma = pass.dgamma.download();
+    const std::vector<float> dbeta = pass.dbeta.download();
+    for (int run = 1; run < 20; ++run) {
+      pass.run();
+      EXPECT_TRUE(same_bits(dx, pass.dx.download())) << rows << " x " << cols << ", run " << run;
+      EXPECT_TRUE(same_bits(dgamma, pass.dgamma.download())) << rows << " x " << cols << ", run " << run;
+      EXPECT_TRUE(same_bits(dbeta, pass.dbeta.download())) << rows << " x " << cols << ", run " << run;
+    }
+  }
+}
+
+// A running sum of 2^18 random terms drifts off by about 2^9 roundings of its size. Sums of short sums do not: they
+// stay within a few roundings of the sum's magnitude.
+TEST_F(Backward, ManyRowsKeepTheDigitsOfColumnSums) {
+  const int64_t rows = 1 << 18;
+  const int64_t cols = 32;
+  RandomPass pass(rows, cols);
+  pass.run();
+  const std::vector<float> dgamma = pass.dgamma.download();
+  const std::vector<float> dbeta = pass.dbeta.download();
+  double most = 0;
+  for (int64_t col = 0; col < cols; ++col) {
+    double gamma_sum = 0, beta_sum = 0, squares = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      const double dy = pass.dy_values[row * cols + col];
+      gamma_sum += dy * (pass.x_values[row * cols + col] - 0.25) * 0.5;
+      beta_sum += dy;
+      squares += dy * dy;
+    }
+    const double typical = std::sqrt(squares);  // of the sum of so many terms of both signs
+    most = std::max({most, std::fabs(dgamma[col] - gamma_sum) / typical, std::fabs(dbeta[col] - beta_sum) / typical});
+  }
+  EXPECT_LT(most, 32 * 0x1p-24);
+}
+
+}  // namespace
+}  // namespace worklog
