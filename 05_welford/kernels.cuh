@@ -1,9 +1,8 @@
 // Statistics that hold on every input, and the final forward kernel for every row length.
 #pragma once
 
-#include <cuda_pipeline.h>
-
 #include <array>
+#include <bit>
 #include <type_traits>
 
 #include "03_warp_shuffle/kernels.cuh"
@@ -254,32 +253,11 @@ __device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int
 // [/snippet]
 
 // [snippet: load_step]
-// Where a thread keeps its vectors, in the storage type: 16 bits stay 16 bits.
-template <int vectors>
-struct InRegisters {
-  uint4 vector[vectors];
-
-  __device__ void fetch(int i, const void* from) { vector[i] = *static_cast<const uint4*>(from); }
-  __device__ void put(int i, uint4 bits) { vector[i] = bits; }
-  __device__ uint4 get(int i) const { return vector[i]; }
-};
-
-// Each thread reads only what it has put there itself: waiting for its own copies is enough, there is no barrier.
-template <int vectors>
-struct InShared {
-  uint4* first;
-  int step;  // to the others, in vectors: as many as there are threads, so that neighbours use neighbouring banks
-
-  __device__ void fetch(int i, const void* from) { __pipeline_memcpy_async(first + i * step, from, 16); }
-  __device__ void put(int i, uint4 bits) { first[i * step] = bits; }
-  __device__ uint4 get(int i) const { return first[i * step]; }
-};
-
-// A thread's share of a row.
-template <class T, int vectors_, class Storage>
+// A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits.
+template <class T, int vectors_>
 struct RowShare {
   static constexpr int vectors = vectors_;
-  Storage held;
+  uint4 vector[vectors];
   T edge;
 
   // All loads are issued before the first value is used.
@@ -287,7 +265,7 @@ struct RowShare {
   __device__ void load(const T* row, const Place& place) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (place.has(i)) held.fetch(i, row + place.column(i));
+      if (place.has(i)) vector[i] = *reinterpret_cast<const uint4*>(row + place.column(i));
     }
     if (place.has_edge()) edge = row[place.edge];
   }
@@ -298,7 +276,7 @@ struct RowShare {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if (!place.has(i)) continue;
-      const Floats<T> x = unpack<T>(held.get(i));
+      const Floats<T> x = unpack<T>(vector[i]);
 #pragma unroll
       for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
     }
@@ -640,22 +618,9 @@ __device__ inline void store_element(const Steps& steps, int64_t row, int64_t co
 // [/snippet]
 
 // [snippet: row_of_a_team]
-// When gamma and beta are loaded, and where to.
-enum class Parameters {
-  late,          // when they are used, into few registers
-  early,         // with x, into registers: saves a trip to memory where few rows leave nothing to hide it behind
-  shared,        // with x, into shared memory: likewise, where registers are few
-  gamma_shared,  // gamma so, and beta late: for rows of which both do not fit
-};
-
-// Shared memory for a vector of x, in vectors. Parameters that are wider than x stay where they are.
-template <class Steps, Fit fit, Parameters when>
-inline constexpr int shared_parameters = fit == Fit::any ||
-                                                 sizeof(typename Steps::Parameter) != sizeof(typename Steps::Element)
-                                             ? 0
-                                         : when == Parameters::shared&& Steps::has_beta                   ? 2
-                                         : when == Parameters::shared || when == Parameters::gamma_shared ? 1
-                                                                                                          : 0;
+// When gamma and beta are loaded: late, when they are used, into few registers; or early, with x, which saves a trip to
+// memory where there are too few rows for one to hide behind another's work.
+enum class Parameters { late, early };
 
 // One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
 // `whole`. A team without a row has an empty place, and keeps the others of its warp company.
@@ -663,35 +628,13 @@ template <Fit fit, bool given, Parameters when, int width, int vectors, class St
 __device__ inline void normalize_row(const Steps& steps, int64_t row, const Place<fit>& place, int thread, Count held,
                                      Count whole, Team team) {
   using T = typename Steps::Element;
-  constexpr int in_shared = given ? shared_parameters<Steps, fit, when> : 0;
-  InShared<vectors> shared_gamma, shared_beta;
-  if constexpr (in_shared > 0) {
-    const int step = place.step / vector_size<T>;
-    shared_gamma = {dynamic_shared<uint4>() + threadIdx.x, step};
-    shared_beta = {shared_gamma.first + vectors * step, step};
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      if (!place.has(i)) continue;
-      shared_gamma.fetch(i, steps.p.gamma + place.column(i));
-      if constexpr (in_shared > 1) shared_beta.fetch(i, steps.beta() + place.column(i));
-    }
-    __pipeline_commit();
-  }
   wait_for_previous_kernel();
-  RowShare<T, vectors, InRegisters<vectors>> share;
+  RowShare<T, vectors> share;
   steps.load(share, row, place);
   ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
-    if constexpr (in_shared > 0) {
-      gamma[i].bits[0] = shared_gamma.get(i);
-    } else {
-      gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
-    }
-    if constexpr (in_shared > 1) {
-      beta[i].bits[0] = shared_beta.get(i);
-    } else {
-      beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
-    }
+    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
+    beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
   };
   if constexpr (when == Parameters::early) {
 #pragma unroll
@@ -708,13 +651,12 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
   };
   const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
 
-  if constexpr (in_shared > 0) __pipeline_wait_prior(0);
   T* y = steps.p.y + row * steps.p.y_stride;
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!place.has(i)) continue;
-    if constexpr (when != Parameters::early) load_parameters(i);
-    store_vector(steps, y + place.column(i), share.held.get(i), statistics, gamma[i], beta[i]);
+    if constexpr (when == Parameters::late) load_parameters(i);
+    store_vector(steps, y + place.column(i), share.vector[i], statistics, gamma[i], beta[i]);
   }
   if (place.has_edge()) store_element(steps, row, place.edge, vectorized::to_float(share.edge), statistics);
   if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
@@ -722,6 +664,10 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
 // [/snippet]
 
 // [snippet: rows_of_teams]
+// The warps of a block, rounded up to a power of 2.
+template <int threads>
+inline constexpr int warps_of = std::bit_ceil(unsigned{threads} / lanes);
+
 template <class Steps, Fit fit, bool given, int vectors, int width>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_per_row(Steps steps) {
   const int thread = static_cast<int>(threadIdx.x) % width;
@@ -737,7 +683,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
 // `resident` blocks are to fit on a multiprocessor: that bounds the registers.
 template <class Steps, Fit fit, bool given, Parameters when, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_block_per_row(Steps steps) {
-  constexpr int warps = threads / lanes;
+  constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments scratch[warps];
   const int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
@@ -751,10 +697,11 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
                                                   BlockTeam<Steps::about, warps>{whole, scratch});
 }
 
-// Blocks of `threads` threads, known here: the distance between a thread's vectors is then no register.
-template <class Steps, Fit fit, bool given, Parameters when, int vectors, int threads, int resident>
+// `whole_blocks`: all blocks have `threads` threads. Then the distance between a thread's vectors is known here, and no
+// register.
+template <class Steps, Fit fit, bool whole_blocks, bool given, Parameters when, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
-  constexpr int warps = threads / lanes;
+  constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments block_scratch[warps];
   __shared__ SplitMoments cluster_scratch[largest_cluster];
   __shared__ float sums[lanes];
@@ -762,10 +709,11 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   cluster.barrier_arrive();
   const int64_t row = blockIdx.x / cluster.num_blocks();
   const int block = static_cast<int>(cluster.block_rank());
+  const int blocks = static_cast<int>(cluster.num_blocks());
   const int thread = static_cast<int>(threadIdx.x);
   const int cols = static_cast<int>(steps.p.cols);
-  const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), block,
-                                         static_cast<int>(cluster.num_blocks()), thread, threads);
+  const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), block, blocks, thread,
+                                         whole_blocks ? threads : static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(threadIdx.x % lanes == 0 ? held.count : 0.0f, sums));
@@ -779,14 +727,14 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
 // Short rows that are not whole vectors have hardly any: a lane takes single elements, `width` columns apart.
 template <class Steps, int elements, int width>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_elements_per_lane(Steps steps) {
-  const int thread = static_cast<int>(threadIdx.x) % width;
+  const int64_t thread = threadIdx.x % width;
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
-  const int cols = row < steps.p.rows ? static_cast<int>(steps.p.cols) : 0;
+  const int left = row < steps.p.rows ? static_cast<int>(steps.p.cols - thread) : 0;  // columns from the first on
   wait_for_previous_kernel();
   float x[elements];
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (thread + k * width < cols) x[k] = steps.load(row, thread + k * width);
+    if (k * width < left) x[k] = steps.load(row, thread + k * width);
   }
   let_next_kernel_start();
 
@@ -795,7 +743,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
     const auto for_each = [&](auto f) {
 #pragma unroll
       for (int k = 0; k < elements; ++k) {
-        if (thread + k * width < cols) f(x[k]);
+        if (k * width < left) f(x[k]);
       }
     };
     return moments_of<typename Steps::Element, Steps::about, width>(for_each, whole, scale);
@@ -805,7 +753,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
 
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (thread + k * width < cols) store_element(steps, row, thread + k * width, x[k], statistics);
+    if (k * width < left) store_element(steps, row, thread + k * width, x[k], statistics);
   }
   if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
 }
@@ -888,6 +836,17 @@ void launch_lanes(const Steps& steps, cudaStream_t stream) {
          steps);
 }
 
+// Rows of whole vectors, and the kernel that asks nothing where they fill all lanes of all blocks.
+template <bool given, int vectors, int width, class Steps>
+void launch_lanes(const Steps& steps, cudaStream_t stream) {
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  if (length == vectors * width && steps.p.rows % (largest_block_of_lane_teams / width) == 0) {
+    launch_lanes<Fit::full, given, vectors, width>(steps, stream);
+  } else {
+    launch_lanes<Fit::vectors, given, vectors, width>(steps, stream);
+  }
+}
+
 template <int elements, int width, class Steps>
 void launch_elements(const Steps& steps, cudaStream_t stream) {
   launch(normalize_elements_per_lane<Steps, elements, width>,
@@ -910,104 +869,142 @@ void launch_block(const Steps& steps, cudaStream_t stream) {
 }
 
 // True where as many blocks as the row takes can work together: one, or a cluster where the device has them.
-template <Fit fit, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
+// `whole_blocks`: and where the row fills all their threads.
+template <Fit fit, bool whole_blocks, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
 bool launch_clusters(const Steps& steps, cudaStream_t stream) {
-  const int64_t row_vectors = steps.p.cols / vector_size<typename Steps::Element>;
-  unsigned blocks = 1;
-  while (row_vectors > int64_t{blocks} * vectors * threads) blocks *= 2;
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
   if (blocks > largest_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
-  const size_t in_shared = given ? shared_parameters<Steps, fit, when> : 0;
-  launch(normalize_cluster_per_row < Steps, fit, given, when, vectors, threads, given ? resident : 1 >,
-         {.grid = static_cast<unsigned>(steps.p.rows) * blocks,
-          .block = threads,
-          .shared_bytes = threads * vectors * in_shared * sizeof(uint4),
-          .cluster = blocks,
+  if (whole_blocks && length != blocks * vectors * threads) return false;
+  launch(normalize_cluster_per_row < Steps, fit, whole_blocks, given, when, vectors, threads, given ? resident : 1 >,
+         {.grid = static_cast<unsigned>(steps.p.rows * blocks),
+          .block = threads_for((length + blocks - 1) / blocks, vectors),
+          .cluster = static_cast<unsigned>(blocks),
           .overlap = true,
           .stream = stream},
          steps);
   return true;
 }
 
-// Rows of whole vectors. True where one of the kernels takes them. Which takes which length was found by measuring.
+// Which kernel takes which length, in vectors, was found by measuring: wide loads in flight against the registers that
+// they take. True where one of them does.
+//
+// Rows of whole vectors, of steps that read one tensor.
 template <bool given, class Steps>
-bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
-  constexpr Fit fit = Fit::vectors;
+bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t stream) {
+  constexpr Fit full = Fit::full;
+  constexpr Fit some = Fit::vectors;
   constexpr Parameters late = Parameters::late;
-  constexpr Parameters early = Parameters::early;
   constexpr bool wide_elements = sizeof(typename Steps::Element) == 4;
   constexpr bool wide_parameters = sizeof(typename Steps::Parameter) > sizeof(typename Steps::Element);
-  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
-  const int64_t few = int64_t{2048} * device_attribute(cudaDevAttrMultiProcessorCount);  // vectors
+  if (length <= 4 * 4) return launch_lanes<given, 4, 4>(steps, stream), true;
+  if (length <= 4 * 8) return launch_lanes<given, 4, 8>(steps, stream), true;
+  if (length <= 4 * 16) return launch_lanes<given, 4, 16>(steps, stream), true;
+  if (length <= 4 * 32) return launch_lanes<given, 4, 32>(steps, stream), true;
+  if (wide_elements && length <= 2 * 256) {
+    if (length % (2 * lanes) == 0) return launch_block<full, given, late, 2, 256, 6>(steps, stream), true;
+    return launch_block<some, given, late, 2, 256, 6>(steps, stream), true;
+  }
+  if (length <= 4 * 512) {
+    if (length % (4 * lanes) == 0) return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
+    return launch_block < some, given, late, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
+  }
+  if (length <= 8 * 512) {
+    return launch_block<some, given, late, 8, 512, 2>(steps, stream), true;
+  }
+  // 16-bit elements are left to be asked for: else the compiler keeps them as floats, for which there is no room.
+  constexpr Fit filled = wide_elements ? full : some;
+  if (length <= 8 * 1024 && launch_clusters<filled, true, given, late, 8, 1024, 1>(steps, stream)) return true;
+  if (length <= 64 * 256 && launch_clusters<filled, true, given, late, 8, 256, 4>(steps, stream)) return true;
+  if (length <= 64 * 512 && launch_clusters<filled, true, given, late, 8, 512, 2>(steps, stream)) return true;
+  if (length <= 7 * 1024) return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
+  if (length <= 56 * 256) return launch_clusters<some, false, given, late, 7, 256, 4>(steps, stream);
+  if (length <= 56 * 512) return launch_clusters<some, false, given, late, 7, 512, 2>(steps, stream);
+  return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
+}
 
-  if (length <= 2 * 1) return launch_lanes<fit, given, 2, 1>(steps, stream), true;
-  if (length <= 2 * 2) return launch_lanes<fit, given, 2, 2>(steps, stream), true;
-  if (length <= 2 * 4) return launch_lanes<fit, given, 2, 4>(steps, stream), true;
-  if constexpr (Steps::reads == 1) {
-    if (length <= 4 * 4) return launch_lanes<fit, given, 4, 4>(steps, stream), true;
-    if (length <= 4 * 8) return launch_lanes<fit, given, 4, 8>(steps, stream), true;
-    if (length <= 4 * 16) return launch_lanes<fit, given, 4, 16>(steps, stream), true;
-  } else {
-    if (length <= 2 * 8) return launch_lanes<fit, given, 2, 8>(steps, stream), true;
-    if (length <= 2 * 16) return launch_lanes<fit, given, 2, 16>(steps, stream), true;
-    if (length <= 2 * 32) return launch_lanes<fit, given, 2, 32>(steps, stream), true;
+// Of steps that read two tensors: twice the loads to a vector.
+template <bool given, class Steps>
+bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t stream) {
+  constexpr Fit full = Fit::full;
+  constexpr Fit some = Fit::vectors;
+  constexpr Parameters late = Parameters::late;
+  if (length <= 2 * 8) return launch_lanes<given, 2, 8>(steps, stream), true;
+  if (length <= 2 * 16) return launch_lanes<given, 2, 16>(steps, stream), true;
+  if (length <= 2 * 32) return launch_lanes<given, 2, 32>(steps, stream), true;
+  if (length <= 4 * 256) return launch_block<some, given, late, 4, 256, 4>(steps, stream), true;
+  if (length <= 4 * 512) {
+    if (length % (4 * lanes) == 0) return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
+    return launch_block<some, given, late, 4, 512, 2>(steps, stream), true;
   }
-  if (steps.p.rows * length <= few && length <= 2 * 512) {
+  // 16-bit elements would be kept as floats where nothing is asked, and there is no room for them.
+  if constexpr (sizeof(typename Steps::Element) == 4) {
+    if (length == 8 * 512) return launch_block<full, given, late, 8, 512, 2>(steps, stream), true;
+    if (length > 4 * 1024) {
+      if (length <= 64 * 256 && launch_clusters<full, true, given, late, 8, 256, 4>(steps, stream)) return true;
+      if (length <= 64 * 512 && launch_clusters<full, true, given, late, 8, 512, 2>(steps, stream)) return true;
+    }
+  }
+  if (length <= 4 * 1024) return launch_block<some, given, late, 4, 1024, 1>(steps, stream), true;
+  if (length <= 32 * 512) return launch_clusters<some, false, given, late, 4, 512, 2>(steps, stream);
+  return launch_clusters<some, false, given, late, 4, 1024, 1>(steps, stream);
+}
+
+template <bool given, class Steps>
+bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
+  constexpr Parameters early = Parameters::early;
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  if (length <= 2 * 1) return launch_lanes<given, 2, 1>(steps, stream), true;
+  if (length <= 2 * 2) return launch_lanes<given, 2, 2>(steps, stream), true;
+  if (length <= 2 * 4) return launch_lanes<given, 2, 4>(steps, stream), true;
+  const bool few_rows = steps.p.rows * length <= int64_t{2048} * device_attribute(cudaDevAttrMultiProcessorCount);
+  if (few_rows && length > 64 && length <= 2 * 512) {
     if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 512, 1>(steps, stream), true;
-    return launch_block<fit, given, early, 2, 512, 1>(steps, stream), true;
+    return launch_block<Fit::vectors, given, early, 2, 512, 1>(steps, stream), true;
   }
-  if (steps.p.rows * length <= few && length <= 16 * 512) {
-    if (launch_clusters<fit, given, early, 2, 512, 1>(steps, stream)) return true;
+  if (few_rows && length > 2 * 512) {
+    if (launch_clusters<Fit::vectors, false, given, early, 2, 512, 1>(steps, stream)) return true;
   }
   if constexpr (Steps::reads == 1) {
-    if (length <= 4 * 32) return launch_lanes<fit, given, 4, 32>(steps, stream), true;
-    if (wide_elements && length <= 2 * 512) {
-      if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, late, 2, 512, 3>(steps, stream), true;
-      return launch_block<fit, given, late, 2, 512, 3>(steps, stream), true;
-    }
-    if (length <= 4 * 512) {
-      if (length % (4 * lanes) == 0) return launch_block<Fit::full, given, late, 4, 512, 2>(steps, stream), true;
-      return launch_block < fit, given, late, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
-    }
-    if (length <= 8 * 512) return launch_block<fit, given, late, 8, 512, 2>(steps, stream), true;
-    constexpr Parameters gamma_shared = Parameters::gamma_shared;
-    if (length <= 8 * 1024) return launch_clusters<fit, given, gamma_shared, 8, 1024, 1>(steps, stream);
-    if (length <= 64 * 256) return launch_clusters<fit, given, gamma_shared, 8, 256, 4>(steps, stream);
-    if (length <= 64 * 512) return launch_clusters<fit, given, gamma_shared, 8, 512, 2>(steps, stream);
-    return launch_clusters<fit, given, gamma_shared, 8, 1024, 1>(steps, stream);
+    return normalize_vectors_of_one<given>(steps, length, stream);
   } else {
-    if (length <= 4 * 256) return launch_block<fit, given, late, 4, 256, 4>(steps, stream), true;
-    if (length <= 4 * 512) {
-      if (length % (4 * lanes) == 0) return launch_block<Fit::full, given, late, 4, 512, 2>(steps, stream), true;
-      return launch_block<fit, given, late, 4, 512, 2>(steps, stream), true;
-    }
-    if (length <= 4 * 1024) return launch_clusters<fit, given, Parameters::shared, 4, 1024, 1>(steps, stream);
-    if (length <= 32 * 512) return launch_clusters<fit, given, Parameters::shared, 4, 512, 2>(steps, stream);
-    return launch_clusters<fit, given, Parameters::shared, 4, 1024, 1>(steps, stream);
+    return normalize_vectors_of_two<given>(steps, length, stream);
   }
 }
 
 // Rows that start and end anywhere, but those of all tensors alike between 16-byte boundaries.
 template <bool given, class Steps>
 bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
-  constexpr Fit fit = Fit::any;
+  constexpr Fit any = Fit::any;
   constexpr Parameters late = Parameters::late;
+  constexpr bool wide_elements = sizeof(typename Steps::Element) == 4;
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
-  if (length <= 4 * 32) return launch_lanes<fit, given, 4, 32>(steps, stream), true;
-  if (length <= 4 * 256) return launch_block<fit, given, late, 4, 256, 4>(steps, stream), true;
+  if (length <= 4 * 32) return launch_lanes<any, given, 4, 32>(steps, stream), true;
   if constexpr (Steps::reads == 1) {
-    if (length <= 8 * 512) return launch_block<fit, given, late, 8, 512, 2>(steps, stream), true;
+    if constexpr (wide_elements) {
+      if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
+      if (length <= 7 * 512) return launch_block<any, given, late, 7, 512, 2>(steps, stream), true;
+    } else {
+      if (length <= 8 * 512) return launch_block<any, given, late, 8, 512, 2>(steps, stream), true;
+    }
+    if (length <= 56 * 256) return launch_clusters<any, false, given, late, 7, 256, 4>(steps, stream);
+    return launch_clusters<any, false, given, late, 7, 512, 2>(steps, stream);
+  } else {
+    if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
+    if (length <= 4 * 1024) return launch_block<any, given, late, 4, 1024, 1>(steps, stream), true;
+    if (length <= 64 * 256) return launch_clusters<any, false, given, late, 8, 256, 3>(steps, stream);
+    return launch_clusters<any, false, given, late, 8, 512, 1>(steps, stream);
   }
-  if (length <= 64 * 256) return launch_clusters<fit, given, late, 8, 256, 3>(steps, stream);
-  return launch_clusters<fit, given, late, 8, 512, 1>(steps, stream);
 }
 
 // Rows shorter than a kilobyte that are no whole vectors, in any tensors.
 template <class Steps>
 bool normalize_elements(const Steps& steps, cudaStream_t stream) {
-  if (steps.p.cols <= 8 * 4) return launch_elements<8, 4>(steps, stream), true;
-  if (steps.p.cols <= 8 * 8) return launch_elements<8, 8>(steps, stream), true;
-  if (steps.p.cols <= 8 * 16) return launch_elements<8, 16>(steps, stream), true;
-  if (steps.p.cols <= 8 * 32) return launch_elements<8, 32>(steps, stream), true;
+  constexpr int each = sizeof(typename Steps::Element) == 4 ? 4 : 8;
+  if (steps.p.cols <= 32) return launch_elements<each, 32 / each>(steps, stream), true;
+  if (steps.p.cols <= 64) return launch_elements<each, 64 / each>(steps, stream), true;
+  if (steps.p.cols <= 128) return launch_elements<each, 128 / each>(steps, stream), true;
+  if (steps.p.cols <= 256) return launch_elements<8, 32>(steps, stream), true;
   return false;
 }
 

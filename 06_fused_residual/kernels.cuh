@@ -134,7 +134,7 @@ struct AddSteps : Norm {
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
         const uint4 sum = add_vectors<T>(a[j], b[j]);
-        share.held.put(first + j, sum);
+        share.vector[first + j] = sum;
         *reinterpret_cast<uint4*>(h_row + place.column(first + j)) = sum;
       }
     }
