@@ -351,6 +351,51 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     return Chart(repository.root / stage / "charts" / f"large_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Lines: how many times as long the unfused variant takes, over cols on large tensors and over rows, beside what the bytes say."""
+    timings = [t for t in repository.stage_results(stage, gpu).timings if t.variant in ("fused", "unfused") and t.dtype == "bf16"]
+    unfused = {(t.operation, t.shape, t.mode): t for t in timings if t.variant == "unfused"}
+    pairs = [(t, unfused[t.operation, t.shape, t.mode]) for t in timings if t.variant == "fused" and (t.operation, t.shape, t.mode) in unfused]
+    by_rows = [pair for pair in pairs if pair[0].cols == 4096]
+    large = {t.cols: t.rows for t, _ in sorted(pairs, key=lambda pair: pair[0].rows) if t.tensor_mib >= 100 and t.mode == "cold"}
+    by_cols = [pair for pair in pairs if pair[0].mode == "cold" and large.get(pair[0].cols) == pair[0].rows]
+    if len({t.rows for t, _ in by_rows}) < 2 or len(large) < 2:
+        return None
+    operations = list(dict.fromkeys(t.operation for t, _ in pairs))
+    figure, (cols_ax, rows_ax) = page(8.6, 3.9, 1, 2, sharey=True)
+    handles: dict[str, object] = {}
+    sentences = []
+
+    def draw_line(ax: Axes, line: list[tuple[Timing, Timing]], place: Callable[[Timing], int], style: int, label: str, hollow: bool) -> None:
+        line = sorted(line, key=lambda pair: place(pair[0]))
+        color, marker, dash, _ = STYLES[style]
+        points = [(place(t), other.seconds / t.seconds) for t, other in line]
+        (handles[label],) = ax.plot(*zip(*points), color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5, fillstyle="none" if hollow else "full")
+        sentences.append(f"{label}: " + ", ".join(f"{significant(ratio)} at {at}" for at, ratio in points))
+
+    for style, operation in enumerate(operations):
+        draw_line(cols_ax, [pair for pair in by_cols if pair[0].operation == operation], lambda t: t.cols, style, f"{operation}, cold", False)
+        for mode in ("cold", "graph"):
+            line = [pair for pair in by_rows if pair[0].operation == operation and pair[0].mode == mode]
+            if line:
+                draw_line(rows_ax, line, lambda t: t.rows, style if mode == "cold" else style + len(operations), f"{operation}, {mode}", mode == "graph")
+    for ax, name in ((cols_ax, "large tensors, over cols"), (rows_ax, "4096 cols, over rows")):
+        handles["5/4: by the bytes"] = ax.axhline(1.25, color=INK, linewidth=1.2)
+        ax.set_title(name, fontsize=10)
+        ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+        ax.set_axisbelow(True)
+    cols_axis(cols_ax, [*large])
+    cols_axis(rows_ax, [t.rows for t, _ in by_rows])
+    rows_ax.set_xlabel("rows")
+    cols_ax.set_ylabel("time unfused / time fused")
+    cols_ax.set_ylim(0.9, cols_ax.get_ylim()[1])
+    title = f"{stage}: two kernels against one"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    footnote(figure, gpu.upper(), "bf16, median", provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
+    return Chart(repository.root / stage / "charts" / f"fused_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
 # --- The whole ladder -----------------------------------------------------------------------------------------------
 def measured_stages(repository: Repository, gpu: str) -> list[str]:
     return [stage for stage in repository.stages() if repository.has_results(stage, gpu)]
@@ -647,7 +692,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
     return Chart(output, title, f"Microseconds: {words}.", figure)
 
 
-STAGE_CHARTS = (time_chart, share_chart, large_chart)
+STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart)
 LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart)
 
 

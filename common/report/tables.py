@@ -607,6 +607,51 @@ def family(place: Place) -> Table:
     return Table(text, stale)
 
 
+@dataclass(frozen=True)
+class Model:
+    name: str
+    cols: int
+    operation: str  # the norm that it has, after a residual
+
+
+MODELS = (
+    Model("GPT-2", 768, "add_layernorm_forward"),
+    Model("Whisper large", 1280, "add_layernorm_forward"),
+    Model("Gemma 2 9B", 3584, "add_rmsnorm_forward"),
+    Model("LLaMA 7B", 4096, "add_rmsnorm_forward"),
+    Model("LLaMA 13B", 5120, "add_rmsnorm_forward"),
+    Model("DeepSeek-V3", 7168, "add_rmsnorm_forward"),
+    Model("LLaMA 65B", 8192, "add_rmsnorm_forward"),
+)
+
+
+def models(place: Place) -> Table:
+    """A variant at the widths of real models, each with its norm: time and share of a stream, over the number of tokens."""
+    results = place.repository.stage_results(place.stage(), place.gpu)
+    entries = select(place, results.timings, results.path)
+    modes = place.timings_named("cold")
+    if len(modes) != 1 or len({t.variant for t in entries}) > 1:
+        raise ReportError("this table is for one variant and one timing")
+    own = {(t.operation, t.cols, t.rows): t for t in entries if t.mode == modes[0] and t.dtype == place.option("dtype", "bf16")}
+    # The numbers of tokens that every model was timed at, so that a line can be read along.
+    per_model = [{rows for operation, cols, rows in own if (operation, cols) == (model.operation, model.cols)} for model in MODELS]
+    tokens = sorted(set.intersection(*per_model))
+    if not tokens:
+        raise ReportError(f"{results.path.relative_to(place.repository.root)} has no number of rows that all of the models' widths were timed at")
+    lines, shown = [], []
+    for model in MODELS:
+        line = [own[model.operation, model.cols, rows] for rows in tokens]
+        shown += line
+        norm = "LayerNorm" if "layernorm" in model.operation else "RMSNorm"
+        lines.append([model.name, norm, f"{model.cols}", *[dagger(significant(t.seconds * 1e6), t.stale) for t in line],
+                      *[percent(t.share_of_copy) if t.share_of_copy else MISSING for t in line]])
+    named = [f"{rows} token{'s' if rows > 1 else ''}" for rows in tokens]
+    head = ["model", "norm", "cols", *[f"{name}, µs" for name in named], *[f"share, {name}" for name in named]]
+    stale = any(t.stale for t in shown)
+    what = f"`{shown[0].variant}`, {shown[0].dtype}, {modes[0]}; the share is that of a stream of the same reads and writes"
+    return Table(markdown_table(head, lines, 2) + caption([what, *source_note(place, [results])], stale), stale)
+
+
 ENTRY_OPTIONS = {"stage", "gpu", "operation", "dtype", "shape", "rows", "cols", "variant"}
 TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "ladder": (ladder, ENTRY_OPTIONS | {"timing", "mib", "previous", "peers"}),
@@ -617,5 +662,6 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "counting": (counting, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
     "family": (family, {"gpu"}),
+    "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }
