@@ -362,7 +362,7 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     if len({t.rows for t, _ in by_rows}) < 2 or len(large) < 2:
         return None
     operations = list(dict.fromkeys(t.operation for t, _ in pairs))
-    figure, (cols_ax, rows_ax) = page(8.6, 3.9, 1, 2, sharey=True)
+    figure, (cols_ax, rows_ax) = page(9.2, 3.4, 1, 2, sharey=True)
     handles: dict[str, object] = {}
     sentences = []
 
@@ -391,7 +391,7 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     cols_ax.set_ylim(0.9, cols_ax.get_ylim()[1])
     title = f"{stage}: two kernels against one"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), "bf16, median", provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
     return Chart(repository.root / stage / "charts" / f"fused_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 

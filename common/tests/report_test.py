@@ -30,6 +30,7 @@ import markdown
 import pages
 import results
 import source_hash
+import tables
 
 KERNELS_01 = """\
 // One thread per row.
@@ -517,6 +518,18 @@ class Tables(Playground):
         lines = self.table("family")
         self.assertEqual(lines[2], "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % | – |")
 
+    def test_models(self) -> None:
+        widths = [(model.operation, model.cols) for model in tables.MODELS]
+        timings = [benchmark("02_tree", "fused", rows + cols / 1000, operation=operation, dtype="bf16", shape=f"{rows}x{cols}", share=0.25)
+                   for operation, cols in widths for rows in (1, 4096)]
+        odd = benchmark("02_tree", "fused", 7.0, operation=widths[0][0], dtype="bf16", shape=f"8x{widths[0][1]}")  # of one model only
+        self.results("02_tree", [*timings, odd])
+        lines = self.table("models stage=02_tree variant=fused timing=cold")
+        self.assertEqual(lines[0], "| model | norm | cols | 1 token, µs | 4096 tokens, µs | share, 1 token | share, 4096 tokens |")
+        self.assertEqual(lines[2], "| GPT-2 | LayerNorm | 768 | 1.77 | 4100 | 25.0 % | 25.0 % |")
+        self.results("02_tree", timings[2:])
+        self.assertIn("no number of rows", self.refused("<!-- sync:table models stage=02_tree variant=fused -->"))
+
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
         self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
@@ -527,7 +540,7 @@ class Tables(Playground):
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
-            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, counting, verified, family, ladder-all",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, counting, verified, family, models, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
