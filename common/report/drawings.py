@@ -397,7 +397,7 @@ def fused_trips() -> Drawing:
     fused = line(198, "One kernel", [("the sum in the norm's load step", [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")])])
     end = paragraph(drawing, 294, f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
                     f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on small tensors. And h "
-                    "reaches the norm rounded as it is stored, so that both ways give the same bits.")
+                    "reaches the norm rounded as it is stored, so that both ways normalize the same numbers.")
     drawing.height = end + 6
     return drawing
 
