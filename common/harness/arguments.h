@@ -68,9 +68,9 @@ struct AddRmsNormForward {
   bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 };
 
-// The sums over columns of a backward pass go through memory that the caller provides: so many floats for rows of `cols`.
-// It starts on a 16-byte boundary. Its contents do not matter, before or after; launches that may run at the same time
-// need one each.
+// The sums over columns of a backward pass go through memory that the caller provides: so many floats for rows of
+// `cols`. It starts on a 16-byte boundary. Its contents do not matter, before or after; launches that may run at the
+// same time need one each.
 constexpr int64_t backward_partial_rows(int64_t cols) {
   const int64_t wished = (int64_t{4} << 20) / (cols < 1 ? 1 : cols);
   return wished < 16 ? 16 : wished > 1024 ? 1024 : wished;

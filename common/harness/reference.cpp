@@ -391,9 +391,8 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
     double xhat_slack = mean_slack + std::fabs(xhat) * (granted.rstd + 2 * u);
     if (options_.round_before_gamma && options_.dtype != Dtype::fp32) {
       xhat = round_to(options_.dtype, static_cast<float>(xhat));
-      xhat_slack +=
-          std::fabs(xhat) *
-          std::ldexp(1.0, 1 - digits_of(options_.dtype));  // close to a tie it may be rounded the other way
+      xhat_slack += std::fabs(xhat) *
+                    std::ldexp(1.0, 1 - digits_of(options_.dtype));  // close to a tie it may be rounded the other way
     }
     y.want[j] = xhat * gamma_[j] + beta_[j];
     y.slack[j] = gamma * xhat_slack + 2 * u * std::fabs(beta_[j]);
