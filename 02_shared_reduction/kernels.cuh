@@ -14,10 +14,12 @@ inline constexpr unsigned threads_per_block = 256;  // a power of two: the trees
 __device__ inline float tree_sum(float value, float* scratch) {
   scratch[threadIdx.x] = value;
   __syncthreads();
+  // [task: tree]
   for (unsigned stride = blockDim.x / 2; stride > 0; stride /= 2) {
     if (threadIdx.x < stride) scratch[threadIdx.x] += scratch[threadIdx.x + stride];
     __syncthreads();  // the next step reads what other warps have written in this one
   }
+  // [/task]
   const float sum = scratch[0];
   __syncthreads();  // all have read the sum before the next tree overwrites it
   return sum;

@@ -162,8 +162,11 @@ std::string json_of(const KernelCounts& kernel) {
                     json_string(m.name), m.bytes, m.bytes_read, m.bytes_written));
   }
   for (const simt::Finding& f : kernel.findings) {
-    findings.push_back(fmt::format("\n          {{\"kind\": \"{}\", \"count\": {}, \"text\": {}}}", name_of(f.kind),
-                                   f.count, json_string(f.text)));
+    findings.push_back(fmt::format(
+        "\n          {{\"kind\": \"{}\", \"count\": {}, \"text\": {}, \"file\": {}, \"line\": {}, \"other_file\": {}, "
+        "\"other_line\": {}}}",
+        name_of(f.kind), f.count, json_string(f.text), json_string(f.file), f.line, json_string(f.other_file),
+        f.other_line));
   }
   return fmt::format(
       "\n        {{\n          \"kernel\": {},\n          \"grid\": {},\n          \"block\": {},\n"
@@ -189,11 +192,11 @@ std::string json_of(const Counted& counted, const std::string& stage) {
       "\n    {{\n      \"name\": {},\n      \"stage\": {},\n      \"variant\": {},\n      \"operation\": \"{}\",\n"
       "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": "
       "{},\n"
-      "      \"verdict\": \"{}\",\n      \"kernels\": [{}]\n    }}",
+      "      \"verdict\": \"{}\",\n      \"error\": {},\n      \"kernels\": [{}]\n    }}",
       json_string(fmt::format("{}/{}/{}/{}/{}", stage, counted.check.variant, name_of(o.operation), name_of(o.dtype),
                               shape_name(o))),
       json_string(stage), json_string(counted.check.variant), name_of(o.operation), name_of(o.dtype), o.rows, o.cols,
-      o.pixels, counted.bytes, name_of(counted.check.verdict), joined(kernels));
+      o.pixels, counted.bytes, name_of(counted.check.verdict), json_string(counted.check.error), joined(kernels));
 }
 
 // Values do not change what is counted; normal ones are the least special.
@@ -253,13 +256,15 @@ int count_all(const Program& program, const Request& request, const std::vector<
   std::vector<Counted> all;
   size_t findings = 0;
   bool is_wrong = false;
+  bool is_lost = false;  // a kernel left an error that nothing can follow
   for (const Case& each : cases) {
+    if (is_lost) break;
     ProblemOptions options = each.options;
     options.input = input_of(request);
     const Problem problem(options);
     Workspace workspace(problem, request.misalign);
     for (const Runner& runner : each.runners) {
-      if (!runner.left_out.empty()) continue;
+      if (!runner.left_out.empty() || is_lost) continue;
       const Counted& counted = all.emplace_back(count_one(problem, runner, workspace, request.misalign));
       fmt::print("{}, {}, {}, {}\n", runner.variant->name(), name_of(options.operation), name_of(options.dtype),
                  shape_of(options));
@@ -280,9 +285,10 @@ int count_all(const Program& program, const Request& request, const std::vector<
       }
       fmt::print("\n");
       std::fflush(stdout);
-      if (device_is_lost()) throw std::runtime_error("a kernel failed, and nothing can be counted after it");
+      is_lost = device_is_lost();
     }
   }
+  if (is_lost) fmt::print("A kernel failed, and nothing can be counted after it.\n");
   fmt::print("{} runs counted; {}\n", all.size(),
              findings == 0 ? "nothing was found to be wrong" : fmt::format("{} findings", findings));
   if (json_file) {

@@ -27,6 +27,16 @@ std::string json_list(const std::vector<std::string>& sentences) {
   return fmt::format("[{}]", text);
 }
 
+std::string json_of(const Mismatch& mismatch) {
+  const std::string got =
+      std::isfinite(mismatch.got) ? json_number(mismatch.got) : json_string(fmt::format("{}", mismatch.got));
+  return fmt::format(
+      "{{\"tensor\": {}, \"row\": {}, \"col\": {}, \"got\": {}, \"want\": {}, \"tolerance\": {}, \"never_written\": "
+      "{}}}",
+      json_string(mismatch.tensor), mismatch.row, mismatch.col, got, json_number(mismatch.want),
+      json_number(mismatch.tolerance), mismatch.never_written);
+}
+
 std::string json_of(const Check& check, const std::string& stage) {
   const ProblemOptions& o = check.options;
   const std::string name =
@@ -54,6 +64,13 @@ std::string json_of(const Check& check, const std::string& stage) {
   add("differing", fmt::format("{}", check.comparison.differing));
   add("compared", fmt::format("{}", check.comparison.compared));
   add("likely_cause", json_string(check.comparison.likely_cause));
+  if (!is_accepted(check.verdict)) {
+    std::string mismatches;
+    for (const Mismatch& mismatch : check.comparison.first) {
+      mismatches += fmt::format("{}{}", mismatches.empty() ? "" : ", ", json_of(mismatch));
+    }
+    add("mismatches", fmt::format("[{}]", mismatches));
+  }
   add("damage", json_list(damage));
   add("error", json_string(check.error));
   add("launches", json_string(describe_launches(check.launches)));

@@ -1,4 +1,5 @@
-"""Named pieces of source files: what lies between the comments [snippet: NAME] and [/snippet]."""
+"""Named pieces of source files: what lies between the comments [snippet: NAME] and [/snippet]. The marks of exercises'
+regions, [task: NAME] and [/task], are left out."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from results import ReportError
 
 OPENING = re.compile(r"\s*(?://|#)\s*\[snippet:\s*([\w-]+)\s*\]\s*")
 CLOSING = re.compile(r"\s*(?://|#)\s*\[/snippet\]\s*")
+TASK = re.compile(r"\s*//\s*\[(?:task:\s*[\w-]+\s*|/task)\]\s*")
 
 LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh"}
 
@@ -30,7 +32,7 @@ def snippets_of(text: str, shown: str) -> dict[str, str]:
             if not opened:
                 raise ReportError(f"{shown}:{number} closes a snippet, and none is open")
             opened.pop()
-        else:
+        elif not TASK.fullmatch(line):
             for name, _ in opened:
                 found[name].append(line)
     if opened:

@@ -1,0 +1,154 @@
+"""The exercises: one folder each, in NN_name/exercise/ of a stage, and in bug_hunt/ here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import regions
+
+ROOT = Path(__file__).resolve().parents[2]
+BUGS = "bugs"  # stands where a stage's number does
+BUG_FOLDER = Path("common/classroom/bug_hunt")
+SOURCE = "kernels.cuh"  # what the reader writes
+FOLDER = re.compile(r"([1-9])_([a-z0-9_]+)")
+
+KEYS = {"title": str, "task": str, "minutes": int, "difficulty": int, "variant": (str, type(None)), "checks": list,
+        "counted": (str, type(None)), "goals": list, "speed": (dict, type(None))}
+
+
+class ExerciseError(Exception):
+    """A request that cannot be met, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on what is counted: `count` is a name of judging.COUNTS."""
+
+    count: str
+    at_most: float | None
+    at_least: float | None
+    because: str  # one sentence, shown where it is missed
+
+
+@dataclass(frozen=True)
+class Speed:
+    """On a GPU: the share of the speed of the stage's own variant that is to be reached."""
+
+    flags: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What a check must say of a bug: a problem of this kind, with a text that each pattern matches."""
+
+    problem: str
+    says: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise. Paths are absolute."""
+
+    root: Path
+    folder: Path
+    stage: str  # "02_shared_reduction"; "bugs" for the bug hunt
+    number: int
+    title: str
+    task: str
+    minutes: int
+    difficulty: int  # 1 to 3
+    variant: str | None  # of the stage, that the solution is
+    checks: tuple[str, ...]  # flags of the program, a run each
+    counted: str | None  # flags of the run that is counted
+    goals: tuple[Goal, ...]
+    speed: Speed | None
+    reason: Reason | None
+
+    @property
+    def id(self) -> str:
+        return f"{self.stage if self.stage == BUGS else self.stage[:2]}.{self.number}"
+
+    @property
+    def is_bug(self) -> bool:
+        return self.stage == BUGS
+
+    @property
+    def skeleton(self) -> Path:
+        return self.folder / SOURCE
+
+    @property
+    def main(self) -> Path:
+        return self.folder / "main.cu"
+
+    @property
+    def mine(self) -> Path:
+        """The reader's copy."""
+        return self.root / "my" / self.stage / self.folder.name / SOURCE
+
+    @property
+    def stage_source(self) -> Path:
+        return self.root / self.stage / SOURCE
+
+    def solution(self) -> str:
+        """The source that solves it: made of the skeleton and the stage's regions. Raises regions.RegionError."""
+        if self.is_bug:
+            return (self.folder / "fixed.cuh").read_text(encoding="utf-8")
+        shown, stage_shown = (str(path.relative_to(self.root)) for path in (self.skeleton, self.stage_source))
+        return regions.solved(self.skeleton.read_text(encoding="utf-8"), self.stage_source.read_text(encoding="utf-8"), shown, stage_shown)
+
+    def hints(self) -> list[str]:
+        """The hints in order, as Markdown."""
+        text = (self.folder / "hints.md").read_text(encoding="utf-8")
+        return [part.strip() for part in re.split(r"^## Hint \d+\s*$", text, flags=re.MULTILINE)[1:]]
+
+
+def load(folder: Path, root: Path = ROOT) -> Exercise:
+    """The exercise in a folder. Raises ExerciseError where its exercise.json is not as it must be."""
+    shown = (folder / "exercise.json").relative_to(root)
+    try:
+        data = json.loads((folder / "exercise.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ExerciseError(f"{shown} cannot be read: {error}") from None
+    is_bug = folder.parent == root / BUG_FOLDER
+    for key, kind in KEYS.items():
+        if key not in data or not isinstance(data[key], kind):
+            raise ExerciseError(f"{shown}: '{key}' is missing, or not of its type")
+    if unknown := set(data) - set(KEYS) - {"reason"}:
+        raise ExerciseError(f"{shown} has unknown keys: {', '.join(sorted(unknown))}")
+    if is_bug != ("reason" in data):
+        raise ExerciseError(f"{shown}: 'reason' belongs to the exercises of the bug hunt, and to each of them")
+    match = FOLDER.fullmatch(folder.name)
+    if not match:
+        raise ExerciseError(f"{folder.relative_to(root)}: an exercise's folder is named as 1_finish_the_tree is")
+    speed, reason = data["speed"], data.get("reason")
+    return Exercise(root, folder, BUGS if is_bug else folder.parents[1].name, int(match[1]), data["title"], data["task"], data["minutes"],
+                    data["difficulty"], data["variant"], tuple(data["checks"]), data["counted"], tuple(map(goal_of, data["goals"])),
+                    Speed(speed["flags"], speed["at_least"]) if speed else None,
+                    Reason(reason["problem"], tuple(reason["says"])) if reason else None)
+
+
+def goal_of(data: Mapping[str, Any]) -> Goal:
+    return Goal(data["count"], data.get("at_most"), data.get("at_least"), data["because"])
+
+
+def all_exercises(root: Path = ROOT) -> list[Exercise]:
+    """Every exercise, in the order of the ladder, the bug hunt last."""
+    folders = [file.parent for file in sorted(root.glob("[0-9][0-9]_*/exercise/*/exercise.json"))]
+    folders += [file.parent for file in sorted((root / BUG_FOLDER).glob("*/exercise.json"))]
+    return [load(folder, root) for folder in folders]
+
+
+def find(name: str, root: Path = ROOT) -> list[Exercise]:
+    """The exercises that a name means: one for "02.1" or "bugs.1", a stage's for "02" or its folder. Raises ExerciseError."""
+    there = all_exercises(root)
+    word = name.rstrip("/").removeprefix("my/")
+    found = [each for each in there if word in (each.id, each.id.partition(".")[0], each.stage, f"{each.stage}/{each.folder.name}")]
+    if not found:
+        raise ExerciseError(f"there is no exercise '{name}'; there are: {', '.join(each.id for each in there)}")
+    return found

@@ -1,0 +1,360 @@
+"""Judges an exercise's program: are its results right, what was found, what does it cost, and on a GPU, how fast is it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exercises import SOURCE, Exercise, Goal
+from toolchain import Built, Toolchain, build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
+from results import timing_of  # noqa: E402
+from source_hash import tokens_of, without_comments  # noqa: E402
+
+Json = dict[str, Any]
+ACCEPTED = ("passed", "expected failure", "permitted failure")
+BLOCK_SECONDS = 5  # a block of an exercise takes milliseconds
+
+
+# --- Running -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Limits:
+    """Of one run of a program."""
+
+    cpu_seconds: int = 60
+    wall_seconds: float = 90
+    memory_bytes: int | None = None  # of address space
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one run of a program."""
+
+    code: int | None  # None: it was ended by a signal
+    signal: int | None
+    timed_out: bool
+    output: str  # both streams
+    document: Json  # the report that it wrote; empty where it wrote none
+    seconds: float
+
+    @property
+    def completed(self) -> bool:
+        return not self.timed_out and self.signal is None and bool(self.document)
+
+
+def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limits(), environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = ()) -> Run:
+    """Runs a program in a process group of its own, all of which has ended when this returns. `report` is where it writes
+    its results; `prefix` goes in front of the command."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_seconds, limits.cpu_seconds + 1))
+        if limits.memory_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+
+    report.unlink(missing_ok=True)
+    settings = {"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS), **(environment or {})}
+    begun = time.monotonic()
+    process = subprocess.Popen([*prefix, str(program), *flags, "--json", str(report)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, env=os.environ | settings, start_new_session=True, preexec_fn=limit)
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=limits.wall_seconds)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        end_group(process.pid)
+    if timed_out:
+        output, _ = process.communicate()
+    ended_by = -process.returncode if process.returncode < 0 else None
+    timed_out = timed_out or ended_by == signal.SIGXCPU
+    return Run(process.returncode if ended_by is None else None, None if timed_out else ended_by, timed_out,
+               output.decode(errors="replace"), read_report(report), time.monotonic() - begun)
+
+
+def end_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def read_report(path: Path) -> Json:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+# --- What is counted -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Count:
+    """A figure of a counted run, from its entry in the report."""
+
+    phrase: str
+    of: Callable[[Json], float]
+
+
+def total(entry: Json, key: str, *operations: str) -> float:
+    return sum(kernel["counts"].get(operation, {}).get(key, 0) for kernel in entry["kernels"] for operation in operations)
+
+
+def per_request(operation: str) -> Callable[[Json], float]:
+    return lambda entry: total(entry, "sectors", operation) / max(total(entry, "requests", operation), 1)
+
+
+def per_row(key: str, *operations: str) -> Callable[[Json], float]:
+    return lambda entry: total(entry, key, *operations) / max(entry["rows"], 1)
+
+
+COUNTS = {
+    "load_sectors_per_request": Count("sectors of global memory for each load request of a warp", per_request("global_load")),
+    "store_sectors_per_request": Count("sectors of global memory for each store request of a warp", per_request("global_store")),
+    "load_requests_per_row": Count("load requests to global memory for each row", per_row("requests", "global_load")),
+    "store_requests_per_row": Count("store requests to global memory for each row", per_row("requests", "global_store")),
+    "barriers_per_row": Count("barriers for each row", per_row("requests", "barrier")),
+    "shuffles_per_row": Count("shuffles of a warp for each row", per_row("requests", "shuffle")),
+    "shared_requests_per_row": Count("requests to shared memory for each row", per_row("requests", "shared_load", "shared_store")),
+    "shared_wavefronts_per_row": Count("passes over the banks of shared memory for each row", per_row("wavefronts", "shared_load", "shared_store")),
+    "bank_conflicts": Count("bank conflicts", lambda entry: total(entry, "conflicts", "shared_load", "shared_store")),
+    "atomics_per_row": Count("atomic requests for each row", per_row("requests", "global_atomic", "shared_atomic")),
+    "launches": Count("kernels launched", lambda entry: len(entry["kernels"])),
+}
+OVER = {"passes_over_": ("times that {} is read", "bytes_read"), "written_over_": ("times that {} is written", "bytes_written")}
+
+
+def count_named(name: str) -> Count:
+    """A count of COUNTS; or passes_over_x, written_over_y and so on, for any tensor. Raises KeyError."""
+    for start, (phrase, key) in OVER.items():
+        if name.startswith(start):
+            tensor = name.removeprefix(start)
+            return Count(phrase.format(tensor), lambda entry: over_tensor(entry, tensor, key))
+    return COUNTS[name]
+
+
+def over_tensor(entry: Json, tensor: str, key: str) -> float:
+    """How often a tensor is read, or written, over all launches."""
+    found = [memory for kernel in entry["kernels"] for memory in kernel["memory"] if memory["name"] == tensor]
+    return sum(memory[key] for memory in found) / found[0]["bytes"] if found else 0.0
+
+
+# --- The judgement -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Problem:
+    """One thing that keeps an exercise from being solved.
+
+    `kind`: compile, wrong, damage, error, crash, hang, report, uncounted, goal, speed; or a finding of the counter's:
+    shared_race, global_write_race, uninitialized_read, out_of_bounds, misaligned."""
+
+    kind: str
+    text: str
+    places: tuple[tuple[str, int], ...] = ()  # files and lines that it is about
+
+
+@dataclass(frozen=True)
+class GoalResult:
+    goal: Goal
+    value: float
+    met: bool
+
+    def text(self) -> str:
+        bounds = (("at most", self.goal.at_most), ("at least", self.goal.at_least))
+        wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        return f"{count_named(self.goal.count).phrase}: {self.value:.4g} ({wanted} wanted)"
+
+
+@dataclass
+class Judgement:
+    problems: list[Problem] = field(default_factory=list)
+    goals: list[GoalResult] = field(default_factory=list)
+    warnings: str = ""  # of the compiler
+    untouched: bool = False  # the reader's code is the skeleton's
+    checks: int = 0  # results that were compared
+    counted: bool = False  # whether there was a counting build to count with
+    share: float | None = None  # of the speed of the stage's variant, on a GPU
+
+    @property
+    def solved(self) -> bool:
+        return not self.problems
+
+
+def judge(exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, counter: Toolchain | None, limits: Limits = Limits(),
+          color: bool = False, prefix: Sequence[str] = ()) -> Judgement:
+    """Builds the kernels.cuh in `sources` with the exercise's main.cu, runs it, and judges it.
+
+    `toolchain` builds what is checked, on the CPU layer or for a GPU; `counter`, of a cpu build, what is counted (None:
+    nothing is). Both have their parts made. `work` is a folder of this judgement's own."""
+    found = Judgement(untouched=same_code(sources / SOURCE, exercise.skeleton))
+    counting = counter if exercise.counted and counter and counter.can_count else None
+    with ThreadPoolExecutor(2) as pool:
+        ordinary = pool.submit(build, exercise, sources, work, toolchain.recipe(False), color, prefix)
+        counted = pool.submit(build, exercise, sources, work / "counting", counting.recipe(True), color, prefix) if counting else None
+        built = ordinary.result()
+        found.warnings = built.warnings
+        if built.program is None:
+            found.problems.append(Problem("compile", built.errors))
+            return found
+        checking = pool.submit(check_all, exercise, built.program, work, limits, prefix)
+        if counted:
+            count_all(exercise, counted.result(), work, limits, prefix, found)
+        problems, found.checks = checking.result()
+    found.problems[:0] = problems
+    return found
+
+
+def same_code(one: Path, other: Path) -> bool:
+    """Whether two sources differ in nothing but comments and white space."""
+    return tokens_of(without_comments(one.read_text(encoding="utf-8", errors="replace"))) == tokens_of(without_comments(other.read_text(encoding="utf-8")))
+
+
+def check_all(exercise: Exercise, program: Path, work: Path, limits: Limits, prefix: Sequence[str]) -> tuple[list[Problem], int]:
+    """The problems of the ordinary runs, and how many results were compared. Ends after the first run that has problems."""
+    compared = 0
+    for flags in exercise.checks:
+        done = run(program, [*shlex.split(flags), "--check-only"], work / "report.json", limits, prefix=prefix)
+        if problem := ending(done, exercise, flags):
+            return [problem], compared
+        checks = done.document.get("checks", [])
+        compared += len(checks)
+        if problems := problems_of_checks(checks):
+            return problems, compared
+        if done.code != 0 or not checks:
+            return [Problem("report", f"with {flags} the program ended with exit code {done.code}, and its report says nothing against it:\n{last_lines(done.output)}")], compared
+    return [], compared
+
+
+def ending(done: Run, exercise: Exercise, flags: str) -> Problem | None:
+    """What is wrong with the way that a run has ended, if it has no report."""
+    if done.timed_out:
+        return Problem("hang", f"with {flags} the program had not ended after {done.seconds:.0f} s; is there a loop that never ends, or that takes far too many steps?")
+    if done.signal is not None:
+        return Problem("crash", f"with {flags} the program was ended by {signal_name(done.signal)}:\n{last_lines(done.output)}")
+    if not done.document:
+        return Problem("report", f"with {flags} the program ended with exit code {done.code} before it had written its report:\n{last_lines(done.output)}")
+    if done.document.get("context", {}).get("stage") != exercise.id:
+        return Problem("report", f"with {flags} the program wrote a report that is not its own")
+    return None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(text: str, count: int = 12) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def problems_of_checks(checks: Sequence[Json]) -> list[Problem]:
+    """One problem for each kind: the first check that has it, with how many others have it, too."""
+    found: dict[str, list[Problem]] = {}
+    for check in checks:
+        if check["verdict"] not in ACCEPTED:
+            problem = problem_of_check(check)
+            found.setdefault(problem.kind, []).append(problem)
+    problems = []
+    for alike in found.values():
+        others = f"\n({len(alike) - 1} more of the {len(checks)} checks of this run fail.)" if len(alike) > 1 else ""
+        problems.append(Problem(alike[0].kind, alike[0].text + others, alike[0].places))
+    return problems
+
+
+def problem_of_check(check: Json) -> Problem:
+    variant = f", {', '.join(check['without'])} null" if check["without"] else ""
+    variant += f", rows padded by {check['row_padding']}" if check["row_padding"] else ""
+    variant += f", moved {check['misalign']} elements off their alignment" if check["misalign"] else ""
+    shape = f"{check['rows']} x {check['cols']}" + (f" x {check['pixels']}" if "pixels" in check else "")
+    name = f"{check['variant']} on input {check['input']}, {shape}, {check['dtype']}{variant}"
+    if check["error"]:
+        return Problem("error", f"{name}: {check['error']}", places_in(check["error"]))
+    if check["damage"]:
+        return Problem("damage", f"{name}: {'; '.join(check['damage'])}")
+    if check["verdict"] == "unexpected pass":
+        return Problem("wrong", f"{name}: right, where its program says that it {check['expectation']}")
+    lines = [f"{name}: {check['differing']} of {check['compared']} elements are wrong."]
+    if check.get("mismatches"):
+        first = check["mismatches"][0]
+        got = "was never written" if first["never_written"] else f"is {figure(first['got'])}"
+        lines.append(f"The first: {first['tensor']} at row {first['row']}, column {first['col']} {got}, and should be {figure(first['want'])}.")
+    if check["likely_cause"]:
+        lines.append(f"What this usually means: {check['likely_cause']}")
+    return Problem("wrong", "\n".join(lines))
+
+
+def figure(value: float | str | None) -> str:
+    return f"{value:.7g}" if isinstance(value, (int, float)) else str(value)
+
+
+def places_in(text: str) -> tuple[tuple[str, int], ...]:
+    """The source lines that a sentence names."""
+    found = [(file, int(line)) for file, line in re.findall(r"([\w./-]+\.(?:cuh|cu|h)):(\d+)", text)]
+    return tuple(dict.fromkeys(found))
+
+
+def count_all(exercise: Exercise, built: Built, work: Path, limits: Limits, prefix: Sequence[str], found: Judgement) -> None:
+    """Adds what the counting build finds: first what is wrong, then the goals."""
+    if built.program is None:
+        found.problems.append(Problem("compile", built.errors))
+        return
+    done = run(built.program, [*shlex.split(exercise.counted or ""), "--input", "normal", "--count"], work / "counts.json", limits, prefix=prefix)
+    if problem := ending(done, exercise, f"{exercise.counted} --count"):
+        found.problems.append(problem)
+        return
+    found.counted = True
+    entries = done.document.get("counts", [])
+    for kernel in (kernel for entry in entries for kernel in entry["kernels"]):
+        for finding in kernel["findings"]:
+            places = ((finding["file"], finding["line"]), (finding["other_file"], finding["other_line"]))
+            times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
+            problem = Problem(finding["kind"], finding["text"] + times, tuple(dict.fromkeys(place for place in places if place[0])))
+            if all(problem.text != other.text for other in found.problems):
+                found.problems.append(problem)
+    for line in re.findall(r"NOT COUNTED: (.*)", done.output)[:1]:
+        found.problems.append(Problem("uncounted", line))
+    if not entries or any(entry["verdict"] not in ACCEPTED for entry in entries):
+        if all(entry["error"] for entry in entries):
+            return  # there is nothing to count; the ordinary run says what is wrong
+    for goal in exercise.goals:
+        of = count_named(goal.count).of
+        values = [of(entry) for entry in entries]
+        worst = max(values) if goal.at_most is not None else min(values)
+        met = (goal.at_most is None or max(values) <= goal.at_most) and (goal.at_least is None or min(values) >= goal.at_least)
+        found.goals.append(GoalResult(goal, worst, met))
+        if not met:
+            found.problems.append(Problem("goal", f"{found.goals[-1].text()}\n{goal.because}"))
+
+
+# --- Speed, on a GPU -----------------------------------------------------------------------------------------------
+def judge_speed(exercise: Exercise, program: Path, stage_program: Path, work: Path, limits: Limits = Limits()) -> tuple[float | None, Problem | None]:
+    """The share of the speed of the stage's variant that the program reaches on this GPU, and what there is against it."""
+    if exercise.speed is None:
+        return None, None
+    seconds = []
+    for path, flags in ((program, ""), (stage_program, f"--variant {exercise.variant}")):
+        done = run(path, [*shlex.split(f"{exercise.speed.flags} {flags}"), "--input", "normal", "--time", "cold"], work / "times.json", limits)
+        timings = [timing for entry in done.document.get("benchmarks", []) if (timing := timing_of(entry, False))]
+        if not timings:
+            return None, Problem("speed", f"{path.name} could not be timed:\n{last_lines(done.output)}")
+        seconds.append(min(timing.seconds for timing in timings))
+    share = seconds[1] / seconds[0]
+    if share >= exercise.speed.at_least:
+        return share, None
+    return share, Problem("speed", f"{seconds[0] * 1e6:.4g} µs, where {exercise.variant} of stage {exercise.stage[:2]} takes {seconds[1] * 1e6:.4g} µs: "
+                                   f"{share:.0%} of its speed, and {exercise.speed.at_least:.0%} is wanted")

@@ -1,0 +1,127 @@
+"""How a program of an exercise is built: as CMake would build it, but from any folder, in seconds, by two commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exercises import SOURCE, Exercise, ExerciseError
+
+COMPILE_SECONDS = 120  # a source can keep a compiler busy for ever
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program, or what the compiler said against it."""
+
+    program: Path | None
+    errors: str  # of the compiler or the linker; empty where there is a program
+    warnings: str  # of the compiler
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The commands that build a program, as words. They run in the build folder."""
+
+    folder: Path
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+
+
+class Toolchain:
+    """The compiler, the flags and the libraries of a configured build folder."""
+
+    def __init__(self, root: Path, build: Path) -> None:
+        """`build` is a configured build folder; the parts are not yet built there. Raises ExerciseError."""
+        self.root = root
+        self.build = build
+        if not (build / "build.ninja").is_file():
+            raise ExerciseError(f"{build} is not a build folder that is configured with Ninja")
+
+    def make_parts(self, targets: Sequence[str] = ("exercise_parts",)) -> None:
+        """Builds what all programs share, or other targets; quick where nothing has changed. Raises ExerciseError."""
+        command = ["cmake", "--build", str(self.build), "--target", *targets]
+        done = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            raise ExerciseError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")
+
+    def are_parts_made(self) -> bool:
+        return (self.build / "common/harness/libworklog_harness.a").is_file()
+
+    @property
+    def can_count(self) -> bool:
+        return self._commands("exercise_counting") != []
+
+    def recipe(self, counting: bool) -> Recipe:
+        """How the program `exercise`, or the one that counts, is built."""
+        target = "exercise_counting" if counting else "exercise"
+        commands = self._commands(target)
+        if not commands:
+            raise ExerciseError(f"{self.build} has no target '{target}'")
+        compiling = next(shlex.split(line) for line in commands if "classroom/program.cu" in line and f"{target}.dir/" in line and " -c " in line)
+        linking = shlex.split(commands[-1])  # : && g++ ... && :
+        return Recipe(self.build, tuple(compiling), tuple(word for word in linking if word not in (":", "&&")))
+
+    def _commands(self, target: str) -> list[str]:
+        done = subprocess.run(["ninja", "-C", str(self.build), "-t", "commands", f"bin/{target}"], capture_output=True, text=True, check=False)
+        return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def build(exercise: Exercise, sources: Path, work: Path, recipe: Recipe, color: bool = False, prefix: Sequence[str] = ()) -> Built:
+    """Builds an exercise's program with the kernels.cuh that lies in `sources`. `work` is a folder for what is made.
+
+    `prefix` goes in front of the compiler and the linker: a teacher's limits, say. Messages name files from the root."""
+    work.mkdir(parents=True, exist_ok=True)
+    main = work / "main.cu"  # apart from the exercise's own kernels.cuh, which its folder would give it
+    main.write_text(f'#line 1 "{exercise.main.relative_to(exercise.root)}"\n' + exercise.main.read_text(encoding="utf-8"), encoding="utf-8")
+    shown = sources.relative_to(exercise.root) if sources.is_relative_to(exercise.root) else sources
+    if not (sources / SOURCE).is_file():
+        raise ExerciseError(f"there is no {shown / SOURCE}")
+    unit = work / "main.o"
+    program = work / exercise.id
+    program.unlink(missing_ok=True)
+    command = replaced(recipe.compile, str(unit), str(main))
+    command[1:1] = [f"-I{shown}"]
+    if "nvcc" not in Path(command[0]).name:
+        command += ["-fmax-errors=3", f"-fdiagnostics-color={'always' if color else 'never'}"]
+    code, said = run_tool([*prefix, *command], exercise.root)
+    if code != 0:
+        return Built(None, said or f"the compiler ended with {code}", "")
+    code, problems = run_tool([*prefix, *linked(recipe.link, str(unit), str(program))], recipe.folder)
+    return Built(None, problems, said) if code != 0 else Built(program, "", said)
+
+
+def run_tool(command: Sequence[str], folder: Path) -> tuple[int, str]:
+    try:
+        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace", timeout=COMPILE_SECONDS, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False)
+    except subprocess.TimeoutExpired:
+        return 1, f"the compiler did not end in {COMPILE_SECONDS} s"
+    return done.returncode, done.stdout.strip()
+
+
+def replaced(words: Sequence[str], output: str, source: str) -> list[str]:
+    """A compile command with another source and output, and without the files that tell Ninja of includes."""
+    found: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("-MT", "-MF", "-o", "-c"):
+            skip = True
+        elif word not in ("-MD", "-MMD") and not re.search(r"classroom/program\.cu$", word):
+            found.append(word)
+    return [*found, "-o", output, "-c", source]
+
+
+def linked(words: Sequence[str], unit: str, program: str) -> list[str]:
+    """A link command with another object and output."""
+    found = [unit if re.search(r"classroom/program\.cu\.o$|/program\.cu\.o$", word) else word for word in words]
+    if "-o" in found:
+        found[found.index("-o") + 1] = program
+    return found
