@@ -189,7 +189,7 @@ template <class T>
 struct RowLayout {
   int first;    // column of the first vector
   int vectors;  // in the row
-  int edges;    // columns outside of the vectors: at most 30
+  int edges;    // columns outside of the vectors: at most 31
 
   __device__ int edge_column(int edge) const { return edge < first ? edge : edge + vectors * vector_size<T>; }
 };
