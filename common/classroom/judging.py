@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exercises import SOURCE, Exercise, Goal
+from exercises import SOURCE, Exercise, ExerciseError, Goal
 from toolchain import Built, Toolchain, build
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
@@ -34,8 +35,8 @@ BLOCK_SECONDS = 5  # a block of an exercise takes milliseconds
 class Limits:
     """Of one run of a program."""
 
-    cpu_seconds: int = 60
-    wall_seconds: float = 90
+    cpu_seconds: int = 20
+    wall_seconds: float = 60
     memory_bytes: int | None = None  # of address space
 
 
@@ -67,10 +68,12 @@ def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limi
             resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
 
     report.unlink(missing_ok=True)
+    report.parent.mkdir(parents=True, exist_ok=True)
     settings = {"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS), **(environment or {})}
     begun = time.monotonic()
     process = subprocess.Popen([*prefix, str(program), *flags, "--json", str(report)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, env=os.environ | settings, start_new_session=True, preexec_fn=limit)
+    running.add(process.pid)
     timed_out = False
     try:
         output, _ = process.communicate(timeout=limits.wall_seconds)
@@ -78,12 +81,22 @@ def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limi
         timed_out = True
     finally:
         end_group(process.pid)
+        running.discard(process.pid)
     if timed_out:
         output, _ = process.communicate()
     ended_by = -process.returncode if process.returncode < 0 else None
     timed_out = timed_out or ended_by == signal.SIGXCPU
     return Run(process.returncode if ended_by is None else None, None if timed_out else ended_by, timed_out,
                output.decode(errors="replace"), read_report(report), time.monotonic() - begun)
+
+
+running: set[int] = set()  # process groups
+
+
+def stop_running() -> None:
+    """Ends all programs that other threads wait for."""
+    for group in tuple(running):
+        end_group(group)
 
 
 def end_group(group: int) -> None:
@@ -199,9 +212,11 @@ def judge(exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, c
 
     `toolchain` builds what is checked, on the CPU layer or for a GPU; `counter`, of a cpu build, what is counted (None:
     nothing is). Both have their parts made. `work` is a folder of this judgement's own."""
+    if not (sources / SOURCE).is_file():
+        raise ExerciseError(f"there is no {sources / SOURCE}")
     found = Judgement(untouched=same_code(sources / SOURCE, exercise.skeleton))
     counting = counter if exercise.counted and counter and counter.can_count else None
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, stopping_all():
         ordinary = pool.submit(build, exercise, sources, work, toolchain.recipe(False), color, prefix)
         counted = pool.submit(build, exercise, sources, work / "counting", counting.recipe(True), color, prefix) if counting else None
         built = ordinary.result()
@@ -213,8 +228,19 @@ def judge(exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, c
         if counted:
             count_all(exercise, counted.result(), work, limits, prefix, found)
         problems, found.checks = checking.result()
-    found.problems[:0] = problems
+    twice = {problem.kind for problem in problems} & {"hang", "crash", "report"}  # the same, seen in both runs
+    found.problems = problems + [problem for problem in found.problems if problem.kind not in twice]
     return found
+
+
+@contextmanager
+def stopping_all() -> Iterator[None]:
+    """Ctrl-C reaches this thread alone: the programs that the others wait for are ended, too."""
+    try:
+        yield
+    except BaseException:
+        stop_running()
+        raise
 
 
 def same_code(one: Path, other: Path) -> bool:

@@ -4,7 +4,7 @@
     ...
     // [/task]
 
-An exercise's skeleton and its stage's kernels.cuh have regions of the same names. The solution is the skeleton with the
+What is to be written may go on in further lines of comment. An exercise's skeleton and its stage's kernels.cuh have regions of the same names. The solution is the skeleton with the
 stage's regions; what lies outside of them is the stage's code in both.
 """
 
@@ -70,7 +70,10 @@ def solved(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
             raise RegionError(f"{shown} has a task '{region.name}', which {stage_shown} has not")
         theirs = in_stage[region.name]
         inside = [line for line in stage_lines[theirs.first + 1 : theirs.last] if not is_marker(line) and not SNIPPET.fullmatch(line)]
-        lines[region.first + 1 : region.last] = inside
+        first = region.first + 1
+        while first < region.last and lines[first].lstrip().startswith("//"):  # what the task says goes on
+            first += 1
+        lines[first : region.last] = inside
     return "\n".join(lines)
 
 
