@@ -216,9 +216,12 @@ inline void split_rows(const BatchNormTrain<float>& p, cudaStream_t stream) {
 // --- The final kernel ------------------------------------------------------------------------------------------------
 //
 // One launch. Each block takes its part of the rows of some channels, and reads it forwards through a ring in shared
-// memory. The blocks exchange what they found, and wait for each other. Then each reads its part once more, backwards:
-// what it read last is still in its ring, and what it read before that is still in the L2 cache. A small problem is in
-// the rings altogether, and is read once.
+// memory. The blocks of a tile leave each other what they found, and all blocks wait for each other, once. Then each
+// merges what its tile's blocks found, and reads its part once more, backwards: what it read last is still in its ring.
+// A small problem is in the rings altogether, and is read once.
+//
+// What runs once, between the two passes, costs the time of its instructions, which must first be fetched. So whatever
+// can be divided beforehand is divided on the host, and every channel has a team of lanes from the start.
 //
 // What is summed up and what is written is a type, `Steps`: TrainSteps and BackwardSteps below.
 
@@ -266,64 +269,68 @@ __device__ inline void store_streaming(T* to, const Vector<T, size>& vector) {
   }
 }
 // [/snippet]
-
 // [snippet: tiling]
 // A tensor is `lines` of `line` elements in which the channels repeat: a line is a row [channels], or a sample
 // [channels, pixels] where the channels come first. Where a row is no whole number of vectors, several rows are a line:
 // four rows of 3 floats are three vectors, whatever the number of rows left over at the end.
 //
-// A tile is `channels` channels, and the vectors that hold them in each line. Its lines are split among blocks.
+// A tile is `tile_channels` channels, and the `tile_vectors` vectors that hold them in each line. Its lines are split
+// among blocks: a block is of tile blockIdx.x and of split blockIdx.y.
 struct Tiling {
   int64_t lines;
   int64_t line;       // elements
   int64_t rows_over;  // rows of `channels` elements after the last whole line
   int channels;       // of the tensor
   int run;            // neighbouring elements of one channel: pixels, or 1
-  int tile_channels;  // of a tile; the last may have fewer
-  int tile_vectors;   // of a tile in a line
+  int tile_channels;  // the last tile may have fewer; never more than a block has threads
+  int tile_vectors;
   int tiles, splits;
-  int64_t lines_of_split;  // of each but the last, which may have fewer
+  int64_t lines_of_split;  // the last split may have fewer
+
+  // How the threads of a block stand on a tile: side by side on whole lines, or on a part of one.
+  int columns;             // threads on a line
+  int lines_at_once;       // lines that have threads; threads that are left over have nothing to do
+  int step_vectors;        // where a line is longer than the block: from one of a thread's vectors to its next
+  int each, each_of_last;  // vectors of every thread: in a split, and in the last split
+  int more, more_of_last;  // so many threads, or lines of threads, have one more
+  int parts;          // threads' elements of one channel in a block; or threads' vectors, where run is whole vectors
+  int parts_of_line;  // of these, on one line
+  int team_bits;      // a channel has 2^team_bits lanes
 };
 
-// One block's part of a tensor.
+// What one block has of a tensor, and where in it this thread stands.
 template <int size>
 struct Part {
   int first_channel, channels;
-  int width;           // vectors in a line
-  int64_t first;       // element
-  int64_t vectors;     // in all
-  int64_t rows_over;   // rows after the last line that are this block's
-  int64_t first_over;  // element
+  int line, column;
+  int count;      // vectors of this thread
+  int64_t place;  // of its first: element
   int run;
-  int64_t line;
-  int step;  // vectors from one of a thread's to its next: the threads stand on whole lines where a line is short
+  int rows_over;       // rows after the last line that are this block's
+  int64_t first_over;  // element
 
-  __device__ Part(const Tiling& t, int item) {
-    const int tile = item / t.splits;
-    const int split = item % t.splits;
+  __device__ Part(const Tiling& t, int tile, int split) {
+    const int thread = static_cast<int>(threadIdx.x);
+    line = thread / t.columns;
+    column = thread - line * t.columns;
+    run = t.run;
     first_channel = tile * t.tile_channels;
     channels = min(t.tile_channels, t.channels - first_channel);
-    run = t.run;
-    line = t.line;
-    const int64_t all = line / size;
-    width = static_cast<int>(min(static_cast<int64_t>(t.tile_vectors), all - int64_t{tile} * t.tile_vectors));
-    const int64_t begin = split * t.lines_of_split;
-    first = begin * line + int64_t{tile} * t.tile_vectors * size;
-    vectors = min(t.lines_of_split, t.lines - begin) * width;
-    rows_over = split == t.splits - 1 ? t.rows_over : 0;
-    first_over = t.lines * line;
-    const int threads = static_cast<int>(blockDim.x);
-    step = width <= threads ? threads / width * width : threads;
+    const int64_t first_vector = int64_t{tile} * t.tile_vectors + column;
+    place = (split * t.lines_of_split + line) * t.line + first_vector * size;
+    const bool is_last = split == t.splits - 1;
+    const bool is_there = line < t.lines_at_once && first_vector * size < t.line;
+    const int among = t.step_vectors > 0 ? column : line;
+    count = !is_there ? 0 : is_last ? t.each_of_last + (among < t.more_of_last) : t.each + (among < t.more);
+    rows_over = is_last ? static_cast<int>(t.rows_over) : 0;
+    first_over = t.lines * t.line;
   }
 
-  __device__ int vectors_of(int thread) const {
-    return thread < step && thread < vectors ? static_cast<int>((vectors - thread + step - 1) / step) : 0;
-  }
   // The channels, counted from first_channel, of the elements of each of this thread's vectors.
   __device__ void find_channels(int (&found)[size]) const {
-    const int column = static_cast<int>(threadIdx.x) % width * size;
-    int channel = column / run % channels;
-    int left = run - column % run;  // elements before the next channel
+    const int element = column * size;  // of the tile's line
+    int channel = run == 1 ? element % channels : min(element / run, channels - 1);
+    int left = run == 1 ? 1 : run - element % run;  // elements before the next channel
 #pragma unroll
     for (int k = 0; k < size; ++k) {
       found[k] = channel;
@@ -335,22 +342,20 @@ struct Part {
 };
 
 // The places of a thread's vectors, one after the other, in either direction.
-template <int size>
 struct Walk {
   int64_t place;  // element
   int vector;     // in the line
   int width, step_vectors;
   int64_t step, wrap;  // elements
 
-  // At the thread's first vector.
-  __device__ explicit Walk(const Part<size>& part) {
-    const int thread = static_cast<int>(threadIdx.x);
-    width = part.width;
-    vector = thread % width;
-    place = part.first + thread / width * part.line + int64_t{vector} * size;
-    step_vectors = part.step % width;
-    step = part.step / width * part.line + int64_t{step_vectors} * size;
-    wrap = part.line - int64_t{width} * size;
+  template <int size>
+  __device__ Walk(const Tiling& t, const Part<size>& part) {
+    place = part.place;
+    vector = part.column;
+    width = t.tile_vectors;
+    step_vectors = t.step_vectors;
+    step = step_vectors > 0 ? step_vectors * size : t.lines_at_once * t.line;
+    wrap = t.line - int64_t{width} * size;
   }
   __device__ void forward() {
     place += step;
@@ -375,17 +380,17 @@ struct Walk {
 // A thread's vectors on their way: those that it has asked for and not yet used, and those that it used last. Each
 // thread reads only what it has put there itself, so that there is no barrier: waiting for its own copies is enough.
 // Copies are asked for, and waited for, in batches.
-template <class T, int size, int inputs, int batches_, int batch_>
+template <class T, int size, int inputs, class Config>
 struct Ring {
-  static constexpr int batches = batches_;
-  static constexpr int batch = batch_;  // vectors of each input
+  static constexpr int batches = Config::batches / inputs;
+  static constexpr int batch = Config::batch;  // vectors of each input
   using Bits = Vector<T, size>;
-  Bits* slots;  // of this thread; blockDim.x apart
-
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
+  Bits* slots;  // of this thread; those of a block's threads lie side by side
+
   __device__ Bits* slot(int of_batch, int i, int input) const {
-    return slots + ((of_batch % batches * batch + i) * inputs + input) * blockDim.x;
+    return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
   }
   __device__ void fetch(int of_batch, int i, int input, const T* from) const {
     Bits* const to = slot(of_batch, i, input);
@@ -416,13 +421,6 @@ struct Team {
   int size;  // a power of 2
   int lane;
 
-  // This thread's team, where the block's threads do `tasks` things. Its number is threadIdx.x / size.
-  __device__ static Team of_block(int tasks) {
-    int size = 1;
-    while (size < lanes && size * 2 * tasks <= static_cast<int>(blockDim.x)) size *= 2;
-    return {size, static_cast<int>(threadIdx.x) % size};
-  }
-
   __device__ float sum(float value) const {
     for (int distance = size / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
     return value;
@@ -430,43 +428,47 @@ struct Team {
 };
 
 // Chan's formula for any number of sets at once: the means are values whose spread adds to that within the sets.
-// part(i) gives the moments of set i. Sums are taken in an order that depends on the shape alone.
-template <class GetPart>
-__device__ inline SplitMoments merge(const Team& team, int parts, GetPart part) {
-  int some = 0;  // a part that is not empty
-  while (some + 1 < parts && part(some).count == 0.0f) ++some;
-  const float pivot = part(some).pivot;
-  // Four at a time, so that their loads are on their way together. Those that are not there are empty.
-  constexpr int together = 4;
-  const auto for_each = [&](auto f) {
-    for (int first = team.lane; first < parts; first += together * team.size) {
-      SplitMoments m[together];
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const int i = first + j * team.size;
-        m[j] = i < parts ? part(i) : SplitMoments{0.0f, pivot, 0.0f, 0.0f};
-      }
-#pragma unroll
-      for (int j = 0; j < together; ++j) f(m[j]);
-    }
-  };
+// part(i) gives the moments of set i. The means are taken relative to that of `near`, the moments of one of the sets:
+// what then cancels is at most as many roundings as all sets have values for each of that one's. Sums are taken in an
+// order that depends on the shape alone. `together` parts are asked for at a time.
+template <int together, class GetPart>
+__device__ inline SplitMoments merge(const Team& team, int parts, const SplitMoments& near, GetPart part) {
   float count = 0.0f;
   float sum = 0.0f;
-  for_each([&](const SplitMoments& m) {
-    count += m.count;
-    sum += m.count * ((m.pivot - pivot) + m.rest);
-  });
+  float squares = 0.0f;
+#pragma unroll 1
+  for (int first = team.lane; first < parts; first += together * team.size) {
+    SplitMoments some[together];
+#pragma unroll
+    for (int j = 0; j < together; ++j) {
+      const int i = first + j * team.size;
+      some[j] = i < parts ? part(i) : SplitMoments{0.0f, near.pivot, near.rest, 0.0f};
+    }
+#pragma unroll
+    for (int j = 0; j < together; ++j) {
+      const SplitMoments& m = some[j];
+      const float off = (m.pivot - near.pivot) + (m.rest - near.rest);
+      count += m.count;
+      sum = fmaf(m.count, off, sum);
+      squares += fmaf(m.count * off, off, m.m2);
+    }
+  }
   count = team.sum(count);
   sum = team.sum(sum);
-  const float rest = count > 0.0f ? sum / count : 0.0f;
-  float m2 = 0.0f;
-  for_each([&](const SplitMoments& m) {
-    const float off = (m.pivot - pivot) + m.rest - rest;
-    m2 += m.m2 + m.count * off * off;
-  });
-  return {count, pivot, rest, team.sum(m2)};
+  squares = team.sum(squares);
+  const float mean = count > 0.0f ? sum / count : 0.0f;
+  const float m2 = squares - sum * mean;
+  return {count, near.pivot, near.rest + mean, m2 < 0.0f ? 0.0f : m2};  // a NaN stays
 }
 // [/snippet]
+
+// Asks for what is needed later. `from` may be null.
+template <class V>
+__device__ inline void prefetch([[maybe_unused]] const V* from, [[maybe_unused]] int i) {
+#if defined(__CUDA_ARCH__)
+  if (from) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+#endif
+}
 
 // [snippet: train_steps]
 // The steps of training's forward pass. Statistics are those of x * scale. scale is 1, but for channels whose squares
@@ -478,6 +480,13 @@ struct TrainSteps {
   static constexpr int inputs = 1;
   __device__ const T* input(int) const { return p.x; }
   __host__ __device__ T* output() const { return p.y; }
+
+  __device__ void prefetch_channel(int channel) const {
+    prefetch(p.gamma, channel);
+    prefetch(p.beta, channel);
+    prefetch(p.running_mean, channel);
+    prefetch(p.running_var, channel);
+  }
 
   // One thread's sums for one channel, of differences from the first value that it meets. Since that is one of the
   // values that the variance is of, the variance cannot be small against it, and what cancels is at most as many
@@ -497,55 +506,78 @@ struct TrainSteps {
     if (count == 0) return {};
     const float n = static_cast<float>(count);
     const float rest = sums.sum / n;
-    return {n, sums.pivot, rest, fmaxf(sums.squares - sums.sum * rest, 0.0f)};
+    const float m2 = sums.squares - sums.sum * rest;
+    return {n, sums.pivot, rest, m2 < 0.0f ? 0.0f : m2};
   }
   __device__ Partial partial_of_element(int64_t i, int, float scale) const {
     return {1.0f, to_float(p.x[i]) * scale, 0.0f, 0.0f};
   }
   template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
-    return merge(team, parts, part);
+    return merge<4>(team, parts, part(0), part);
   }
-  __device__ bool overflowed(const Partial& partial) const { return !isfinite(partial.m2); }
+  // One thread's own elements.
+  template <int size>
+  __device__ Partial merged(const Partial (&own)[size]) const {
+    Partial all = own[0];
+#pragma unroll
+    for (int k = 1; k < size; ++k) {
+      const float off = (own[k].pivot - all.pivot) + (own[k].rest - all.rest);
+      const float share = 1.0f / static_cast<float>(k + 1);  // all have as many values
+      all.m2 += own[k].m2 + off * off * (own[k].count * (1.0f - share));
+      all.rest += off * share;
+      all.count += own[k].count;
+    }
+    return all;
+  }
+  __device__ bool overflowed(const Partial& partial) const {
+    return !isfinite(partial.m2);
+  }
 
-  struct Shared {  // of a block, for the others
-    SplitMoments moments;
-    float scale;
-  };
-  __device__ Shared share(const Partial& partial, float scale) const { return {partial, scale}; }
-  __device__ bool overflowed(const Shared& shared) const { return overflowed(shared.moments); }
+  // Of a block, for the others: its moments; those of x * small_scale have their count negative.
+  using Shared = SplitMoments;
+  __device__ Shared share(const Partial& all, float scale) const {
+    return {scale == 1.0f ? all.count : -all.count, all.pivot, all.rest, all.m2};
+  }
+  __device__ SplitMoments scaled_to(float scale, const Shared& s) const {
+    const float scale_now = s.count < 0.0f ? small_scale : 1.0f;
+    const float by = scale == scale_now ? 1.0f : scale < scale_now ? small_scale : 1.0f / small_scale;
+    return {fabsf(s.count), s.pivot * by, s.rest * by, s.m2 * by * by};
+  }
 
-  // Those of several blocks, or of several GPUs, together.
+  // Those of several blocks, or of several GPUs, together. `near` is one of them that is not empty.
   template <class GetShared>
-  __device__ Shared combined(const Team& team, int parts, GetShared shared) const {
-    const auto merged_at = [&](float scale) {
-      return merge(team, parts, [&](int i) {
-        const Shared s = shared(i);
-        if (s.moments.count == 0.0f) return SplitMoments{};
-        const float to = scale / s.scale;
-        return SplitMoments{s.moments.count, s.moments.pivot * to, s.moments.rest * to, s.moments.m2 * to * to};
-      });
-    };
-    SplitMoments all = merged_at(1.0f);
-    if (!__any_sync(all_lanes, overflowed(all))) return {all, 1.0f};  // all lanes of a warp take part in its shuffles
-    const SplitMoments scaled = merged_at(small_scale);
-    return overflowed(all) ? Shared{scaled, small_scale} : Shared{all, 1.0f};
+  __device__ Shared combined(const Team& team, int parts, const Shared& near, GetShared shared) const {
+    Shared all = {};
+#pragma unroll 1
+    for (float scale = 1.0f;; scale = small_scale) {
+      const SplitMoments merged =
+          merge<8>(team, parts, scaled_to(scale, near), [&](int i) { return scaled_to(scale, shared(i)); });
+      if (scale == 1.0f || overflowed(all)) all = share(merged, scale);
+      // All lanes of a warp take part in its shuffles.
+      if (!__any_sync(all_lanes, overflowed(merged)) || scale != 1.0f) return all;
+    }
+  }
+  __device__ bool is_empty(const Shared& shared) const {
+    return shared.count == 0.0f;
   }
 
   // What y needs to know of a channel. `writes`: and what is kept of it is written.
   struct alignas(16) Channel {
     float center, factor, offset, scale;
   };
-  __device__ Channel finish(const Shared& shared, int channel, bool writes) const {
-    const SplitMoments& all = shared.moments;
-    const float scale = shared.scale;
-    const float variance = all.m2 / all.count;
+  __device__ Channel finish(const Shared& all, int channel, bool writes) const {
+    const float scale = all.count < 0.0f ? small_scale : 1.0f;
+    const float count = fabsf(all.count);
+    const float variance = all.m2 / count;
     // Scaled down, eps counts only where the variance is nothing.
     const float invstd = scale == 1.0f      ? rsqrtf(variance + p.eps)
-                         : variance == 0.0f ? rsqrtf(p.eps) / scale
+                         : variance == 0.0f ? rsqrtf(p.eps) / small_scale
                                             : rsqrtf(variance);
     if (writes) {
-      write_statistics(p, channel, all.count, (all.pivot + all.rest) / scale, all.m2 / scale / scale, invstd * scale);
+      constexpr float up = 1.0f / small_scale;
+      const float by = scale == 1.0f ? 1.0f : up;
+      write_statistics(p, channel, count, (all.pivot + all.rest) * by, all.m2 * by * by, invstd * scale);
     }
     const float factor = invstd * (p.gamma ? to_float(p.gamma[channel]) : 1.0f);
     const float beta = p.beta ? to_float(p.beta[channel]) : 0.0f;
@@ -568,6 +600,11 @@ struct BackwardSteps {
   __device__ const T* input(int i) const { return i == 0 ? p.dy : p.x; }
   __host__ __device__ T* output() const { return p.dx; }
 
+  __device__ void prefetch_channel(int channel) const {
+    prefetch(p.gamma, channel);
+    prefetch(p.save_invstd, channel);
+  }
+
   struct Sums {
     float mean, dy, dy_centered;
   };
@@ -581,7 +618,8 @@ struct BackwardSteps {
     float dy, dy_xhat;
   };
   __device__ Partial partial(const Sums& sums, int, int channel, float scale) const {
-    return {sums.dy, sums.dy_centered * (p.save_invstd[channel] / scale)};
+    const float to_xhat = p.save_invstd[channel] * (scale == 1.0f ? 1.0f : 1.0f / small_scale);
+    return {sums.dy, sums.dy_centered * to_xhat};
   }
   __device__ Partial partial_of_element(int64_t i, int channel, float) const {
     const float dy = to_float(p.dy[i]);
@@ -598,22 +636,32 @@ struct BackwardSteps {
     }
     return {team.sum(all.dy), team.sum(all.dy_xhat)};
   }
+  template <int size>
+  __device__ Partial merged(const Partial (&own)[size]) const {
+    Partial all = own[0];
+#pragma unroll
+    for (int k = 1; k < size; ++k) all = {all.dy + own[k].dy, all.dy_xhat + own[k].dy_xhat};
+    return all;
+  }
   __device__ bool overflowed(const Partial& partial) const {
     return !isfinite(partial.dy_xhat);
   }
 
   using Shared = Partial;
-  __device__ Shared share(const Partial& partial, float) const {
-    return partial;
+  __device__ Shared share(const Partial& all, float) const {
+    return all;
+  }
+  template <class GetShared>
+  __device__ Shared combined(const Team& team, int parts, const Shared&, GetShared shared) const {
+    return merged(team, parts, shared);
+  }
+  __device__ bool is_empty(const Shared&) const {
+    return false;
   }
 
   struct alignas(16) Channel {
     float mean, slope, dy_mean, factor;
   };
-  template <class GetShared>
-  __device__ Shared combined(const Team& team, int parts, GetShared shared) const {
-    return merged(team, parts, shared);
-  }
   __device__ Channel finish(const Shared& all, int channel, bool writes) const {
     if (writes && p.dgamma) p.dgamma[channel] = static_cast<G>(all.dy_xhat);
     if (writes && p.dbeta) p.dbeta[channel] = static_cast<G>(all.dy);
@@ -628,19 +676,21 @@ struct BackwardSteps {
 // [/snippet]
 
 // [snippet: read_forwards]
-// A thread's sums over its vectors, one for each element of a vector. Returns the place after its last vector.
+// A thread's sums over its vectors, one for each element of a vector. Moves `walk` to the place after its last vector,
+// and returns the place of the last batch in the ring.
 template <class Ring, class Steps, int size>
-__device__ inline Walk<size> read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part,
-                                           const int (&channels)[size], float scale,
-                                           typename Steps::Sums (&sums)[size]) {
+__device__ inline int read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk& walk,
+                                    const int (&channels)[size], float scale, typename Steps::Sums (&sums)[size]) {
   constexpr int batch = Ring::batch;
-  const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
-  Walk<size> walk(part);
+  int asked = 0;  // vectors
   const auto fetch = [&](int of_batch) {
-    for (int i = 0; i < batch; ++i) {
-      if (of_batch * batch + i >= vectors) break;
-      for (int input = 0; input < Steps::inputs; ++input)
+#pragma unroll
+    for (int i = 0; i < batch; ++i, ++asked) {
+      if (asked >= part.count) continue;
+#pragma unroll
+      for (int input = 0; input < Steps::inputs; ++input) {
         ring.fetch(of_batch, i, input, steps.input(input) + walk.place);
+      }
       walk.forward();
     }
     ring.commit();  // also where there was nothing to ask for: the batches are counted
@@ -648,17 +698,18 @@ __device__ inline Walk<size> read_forwards(const Ring& ring, const Steps& steps,
 
 #pragma unroll 1
   for (int b = 0; b < Ring::batches; ++b) fetch(b);
-  const int batches = (vectors + batch - 1) / batch;
+  int b = 0;
 #pragma unroll 1
-  for (int b = 0; b < batches; ++b) {
+  for (int done = 0; done < part.count; done += batch) {
+    if (done > 0 && ++b == Ring::batches) b = 0;
     ring.wait_for_oldest();
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (b * batch + i >= vectors) break;
+      if (done + i >= part.count) break;
       float first[size], second[size];
       unpack(*ring.slot(b, i, 0), first);
       unpack(*ring.slot(b, i, Steps::inputs - 1), second);
-      if (i == 0 && b == 0) {
+      if (i == 0 && done == 0) {
 #pragma unroll
         for (int k = 0; k < size; ++k) {
           sums[k] = steps.start(part.first_channel + channels[k], first[k], second[k], scale);
@@ -667,32 +718,33 @@ __device__ inline Walk<size> read_forwards(const Ring& ring, const Steps& steps,
 #pragma unroll
       for (int k = 0; k < size; ++k) steps.add(sums[k], first[k], second[k], scale);
     }
-    fetch(b + Ring::batches);
+    fetch(b);  // into the place of what has just been used
   }
-  return walk;
+  return b;
 }
 // [/snippet]
 
 // [snippet: write_backwards]
-// y, from the last vector to the first: the ring still holds the last ones. `end` is the place after the last.
+// y, from the last vector to the first: the ring still holds the last ones. `writing` is the place after the last, `b`
+// that of the last batch in the ring.
 template <class Ring, class Steps, int size>
-__device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk<size> end,
-                                       const typename Steps::Channel (&channel)[size]) {
+__device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk writing,
+                                       int b, const typename Steps::Channel (&channel)[size]) {
   constexpr int batch = Ring::batch;
-  const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
-  const int batches = (vectors + batch - 1) / batch;
-  Walk<size> writing = end;
+  const int held = Ring::batches * batch;
+  int left = (part.count + batch - 1) / batch * batch;  // vectors; the last batch may have fewer
   writing.back();
-  Walk<size> fetching = writing;
-  if (batches > Ring::batches) {
-    for (int i = vectors; i > (batches - Ring::batches) * batch; --i) fetching.back();
+  Walk fetching = writing;
+  if (left > held) {
+    for (int i = part.count; i > left - held; --i) fetching.back();
   }
 #pragma unroll 1
-  for (int b = batches - 1; b >= 0; --b) {
+  while (left > 0) {
+    left -= batch;
     ring.wait_for_oldest();
 #pragma unroll
     for (int i = batch - 1; i >= 0; --i) {
-      if (b * batch + i >= vectors) continue;
+      if (left + i >= part.count) continue;
       float first[size], second[size], results[size];
       unpack(*ring.slot(b, i, 0), first);
       unpack(*ring.slot(b, i, Steps::inputs - 1), second);
@@ -701,146 +753,130 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
       store_streaming(steps.output() + writing.place, pack<typename Steps::T>(results));
       writing.back();
     }
-    if (b >= Ring::batches) {
+    if (left >= held) {
+#pragma unroll
       for (int i = batch - 1; i >= 0; --i) {
+#pragma unroll
         for (int input = 0; input < Steps::inputs; ++input) {
-          ring.fetch(b - Ring::batches, i, input, steps.input(input) + fetching.place);
+          ring.fetch(b, i, input, steps.input(input) + fetching.place);
         }
         fetching.back();
       }
     }
     ring.commit();
+    b = b == 0 ? Ring::batches - 1 : b - 1;
   }
 }
 // [/snippet]
 
 // [snippet: merge_block]
-// The block's partial results for each of its channels, from its threads' `partials`: those of thread t and element k
-// at [k * (blockDim.x + 1) + t], so that neighbouring channels are in different banks. Where a thread's vectors are of
-// one channel, it has already added up its elements, and only k = 0 is there. done(channel, partial) is called by all
-// lanes of a team; `channel` is -1 where there is none left.
-template <class Steps, int size, class Done>
-__device__ inline void merge_block(const Steps& steps, const Part<size>& part, const typename Steps::Partial* partials,
-                                   bool one_channel, float scale, Done done) {
-  const int kept = one_channel ? 1 : size;
+// What the block has found of one channel, from its threads' `partials`: those of thread t and element k at
+// [k * (threads + 1) + t], so that neighbouring channels are in different banks. Where a thread's vectors are of one
+// channel, it has already added up its elements, and only k = 0 is there. All lanes of a warp call this.
+template <int threads, class Steps, int size>
+__device__ inline typename Steps::Partial merge_block(const Steps& steps, const Tiling& tiling, const Part<size>& part,
+                                                      const typename Steps::Partial* partials, bool one_channel,
+                                                      const Team& team, int channel, float scale) {
   const int run = one_channel ? part.run / size : part.run;
-  const int threads_of_line = min(part.width, part.step);
-  const int columns = threads_of_line * kept;
-  const int of_channel = columns / part.channels;  // columns
-  const int lines = part.step / threads_of_line;
-  const Team team = Team::of_block(part.channels);
-  const int own = part.vectors > 0 ? of_channel * lines : 0;
-  const int teams = static_cast<int>(blockDim.x) / team.size;
-  for (int first = 0; first < part.channels; first += teams) {
-    const int wanted = first + static_cast<int>(threadIdx.x) / team.size;
-    const bool is_there = wanted < part.channels;
-    const int channel = is_there ? wanted : 0;
-    const auto get = [&](int i) {
-      if (i >= own) {
-        const int64_t place = part.first_over + int64_t{i - own} * part.channels + channel;
-        return steps.partial_of_element(place, part.first_channel + channel, scale);
-      }
-      const int nth_line = of_channel == 1 ? i : i / of_channel;
-      const int nth = i - nth_line * of_channel;  // of the channel's columns
-      const int column = run == 1 ? nth * part.channels + channel : channel * run + nth;
-      const int thread = nth_line * threads_of_line + column / kept;
-      return partials[column % kept * (blockDim.x + 1) + thread];
-    };
-    done(team, is_there ? channel : -1, steps.merged(team, own + static_cast<int>(part.rows_over), get));
-  }
+  const int first = run == 1 ? channel : channel * run;  // of the channel's columns of partials
+  const int apart = run == 1 ? part.channels : 1;
+  const auto get = [&](int i) {
+    if (i >= tiling.parts) {
+      const int64_t place = part.first_over + int64_t{i - tiling.parts} * part.channels + channel;
+      return steps.partial_of_element(place, part.first_channel + channel, scale);
+    }
+    const int line = tiling.parts_of_line == 1 ? i : i / tiling.parts_of_line;
+    const int column = first + (i - line * tiling.parts_of_line) * apart;
+    const int thread = line * tiling.columns + (one_channel ? column : column / size);
+    return partials[(one_channel ? 0 : column % size) * (threads + 1) + thread];
+  };
+  return steps.merged(team, tiling.parts + part.rows_over, get);
 }
 // [/snippet]
 
 // [snippet: kernel]
-template <class Steps, int size, class Ring>
-__device__ inline void normalize_part(const Steps& steps, const Tiling& tiling, int item, const Ring& ring,
+template <class Steps, int size, class Config, class Ring>
+__device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, int tile, const Ring& ring,
                                       unsigned char* exchange) {
   using Partial = typename Steps::Partial;
   using Shared = typename Steps::Shared;
   using Channel = typename Steps::Channel;
-  const Part<size> part(tiling, item);
   const int thread = static_cast<int>(threadIdx.x);
-  const int count = part.vectors_of(thread);
+  const int split = static_cast<int>(blockIdx.y);
+  const Part<size> part(tiling, tile, split);
   const bool one_channel = part.run % size == 0;
   int my_channels[size];
   part.find_channels(my_channels);
-  Walk<size> end(part);
-  Shared* const shared = reinterpret_cast<Shared*>(steps.p.workspace);
-  const int tile = item / tiling.splits;
-  const int split = item % tiling.splits;
-  const auto shared_at = [&](int of_split, int channel) -> Shared& {
-    return shared[(int64_t{tile} * tiling.splits + of_split) * tiling.tile_channels + channel];
-  };
+
+  // This thread's team, and its channel. A team without a channel goes along with the first one's.
+  const Team team = {1 << tiling.team_bits, thread & ((1 << tiling.team_bits) - 1)};
+  const int of_team = thread >> tiling.team_bits;
+  const int channel = of_team < part.channels ? of_team : 0;
+  const bool writes = of_team < part.channels && team.lane == 0;
+  steps.prefetch_channel(part.first_channel + channel);
 
   // Once, and once more for the channels that have overflowed.
+  Walk walk(tiling, part);
+  int last = 0;
+  Shared found = {};
+#pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
     typename Steps::Sums sums[size] = {};
-    end = read_forwards(ring, steps, part, my_channels, scale, sums);
+    walk = Walk(tiling, part);
+    last = read_forwards(ring, steps, part, walk, my_channels, scale, sums);
     Partial* const partials = reinterpret_cast<Partial*>(exchange);
     Partial mine[size];
 #pragma unroll
-    for (int k = 0; k < size; ++k) mine[k] = steps.partial(sums[k], count, part.first_channel + my_channels[k], scale);
-    if (one_channel) mine[0] = steps.merged(Team{1, 0}, size, [&](int k) { return mine[k]; });
+    for (int k = 0; k < size; ++k) {
+      mine[k] = steps.partial(sums[k], part.count, part.first_channel + my_channels[k], scale);
+    }
+    if (one_channel) mine[0] = steps.merged(mine);
 #pragma unroll
     for (int k = 0; k < size; ++k) {
-      if (k == 0 || !one_channel) partials[k * (blockDim.x + 1) + thread] = mine[k];
+      if (k == 0 || !one_channel) partials[k * (Config::threads + 1) + thread] = mine[k];
     }
     __syncthreads();
-    bool overflowed = false;
-    merge_block(steps, part, partials, one_channel, scale, [&](const Team& team, int channel, const Partial& merged) {
-      overflowed |= steps.overflowed(merged);
-      if (channel < 0 || team.lane != 0) return;
-      Shared& ours = shared_at(split, channel);
-      if (scale == 1.0f || steps.overflowed(ours)) ours = steps.share(merged, scale);
-    });
-    if (!__syncthreads_or(overflowed) || scale != 1.0f) break;
+    const Partial merged =
+        merge_block<Config::threads>(steps, tiling, part, partials, one_channel, team, channel, scale);
+    if (scale == 1.0f || steps.overflowed(found)) found = steps.share(merged, scale);
+    if (!__syncthreads_or(steps.overflowed(merged)) || scale != 1.0f) break;
   }
 
-  // What all blocks of the tile have found is merged, each channel by one of them, and handed to all.
-  Channel* const channels = reinterpret_cast<Channel*>(exchange);
-  Channel* const finished =
-      reinterpret_cast<Channel*>(shared + int64_t{tiling.tiles} * tiling.splits * tiling.tile_channels) +
-      int64_t{tile} * tiling.tile_channels;
-  if (tiling.splits > 1) cooperative_groups::this_grid().sync();
-  const int tasks = (part.channels - split + tiling.splits - 1) / tiling.splits;
-  const Team team = Team::of_block(tasks);
-  const int teams = static_cast<int>(blockDim.x) / team.size;
-  for (int first = 0; first < tasks; first += teams) {
-    const int task = first + thread / team.size;
-    const int channel = task < tasks ? split + task * tiling.splits : split;
-    const bool writes = task < tasks && team.lane == 0;
-    const Shared all = steps.combined(team, tiling.splits, [&](int i) { return shared_at(i, channel); });
-    const Channel done = steps.finish(all, part.first_channel + channel, writes);
-    if (writes) (tiling.splits > 1 ? finished : channels)[channel] = done;
-  }
+  // What all blocks of the tile have found, each merges for itself: that costs less than to wait for each other again.
   if (tiling.splits > 1) {
+    Shared* const all =
+        reinterpret_cast<Shared*>(steps.p.workspace) + int64_t{tile} * tiling.splits * tiling.tile_channels + channel;
+    if (writes) all[split * tiling.tile_channels] = found;
     cooperative_groups::this_grid().sync();
-    for (int i = thread; i < part.channels; i += static_cast<int>(blockDim.x)) channels[i] = finished[i];
+    found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
   }
+  Channel* const channels = reinterpret_cast<Channel*>(exchange);
+  const Channel done = steps.finish(found, part.first_channel + channel, writes && split == 0);
+  if (writes) channels[channel] = done;
   __syncthreads();
 
   if (steps.output()) {
     Channel mine[size];
 #pragma unroll
     for (int k = 0; k < size; ++k) mine[k] = channels[my_channels[k]];
-    write_backwards(ring, steps, part, end, mine);
-    for (int i = thread; i < part.rows_over * part.channels; i += static_cast<int>(blockDim.x)) {
+    write_backwards(ring, steps, part, walk, last, mine);
+    for (int i = thread; i < part.rows_over * part.channels; i += Config::threads) {
       const int64_t place = part.first_over + i;
       const float result = steps.result(to_float(steps.input(0)[place]),
                                         to_float(steps.input(Steps::inputs - 1)[place]), channels[i % part.channels]);
       steps.output()[place] = static_cast<typename Steps::T>(result);
     }
   }
-  __syncthreads();  // all have read `channels` before the next tile overwrites it
 }
 
 template <class Steps, int size, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
-  using Ring = Ring<typename Steps::T, size, Steps::inputs, Config::template batches<Steps::inputs>, Config::batch>;
+  using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
   const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x};
-  for (int item = blockIdx.x; item < tiling.tiles * tiling.splits; item += gridDim.x) {
-    normalize_part<Steps, size>(steps, tiling, item, ring, memory + Ring::bytes_of_thread * blockDim.x);
+  for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
+    normalize_tile<Steps, size, Config>(steps, tiling, tile, ring, memory + Ring::bytes_of_thread * Config::threads);
+    __syncthreads();  // all have read what the next tile overwrites
   }
 }
 // [/snippet]
@@ -857,15 +893,42 @@ Shape shape_of(const Batch& p) {
   return {p.samples, p.channels, p.pixels, p.layout};
 }
 
+inline int run_of(const Shape& s) {
+  return s.layout == ChannelLayout::channels_first ? static_cast<int>(s.pixels) : 1;
+}
+
+// How `threads` threads stand on the tiles of `t`.
+inline void place_threads(Tiling& t, int size, int threads) {
+  const bool is_wide = t.tile_vectors > threads;
+  t.columns = is_wide ? threads : t.tile_vectors;
+  t.lines_at_once = is_wide ? 1 : threads / t.tile_vectors;
+  t.step_vectors = is_wide ? threads : 0;
+  const int64_t lines_of_last = t.lines - (t.splits - 1) * t.lines_of_split;
+  const auto share_out = [&](int64_t lines, int& each, int& more) {
+    const int64_t shared = is_wide ? lines * t.tile_vectors : lines;
+    const int64_t among = is_wide ? threads : t.lines_at_once;
+    each = static_cast<int>(shared / among);
+    more = static_cast<int>(shared % among);
+  };
+  share_out(t.lines_of_split, t.each, t.more);
+  share_out(lines_of_last, t.each_of_last, t.more_of_last);
+  const bool one_channel = t.run % size == 0;
+  t.parts_of_line = t.columns * (one_channel ? 1 : size) / t.tile_channels;
+  const int64_t lines = t.splits > 1 ? t.lines_of_split : lines_of_last;
+  t.parts = t.parts_of_line * static_cast<int>(std::min<int64_t>(t.lines_at_once, lines));
+  t.team_bits = 0;
+  while (t.team_bits < 5 && (t.tile_channels << (t.team_bits + 1)) <= threads) ++t.team_bits;
+}
+
 // Cuts a tensor whose vectors are `size` elements into tiles for `blocks` blocks of `threads` threads. Returns no tiles
 // where a vector would hold what no tile can: then the elements are to be moved one by one.
 // `room` bounds the splits: for so many channels can blocks leave what they have found.
 inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, int64_t room) {
-  const bool runs = s.layout == ChannelLayout::channels_first && s.pixels > 1;
   const int64_t rows = s.samples * s.pixels;
   Tiling t = {};
   t.channels = static_cast<int>(s.channels);
-  t.run = runs ? static_cast<int>(s.pixels) : 1;
+  t.run = run_of(s);
+  const bool runs = t.run > 1;
 
   // The least that a tile can be: whole channels in whole vectors.
   int64_t unit_channels;
@@ -885,19 +948,19 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   const int64_t unit_vectors = t.line / units / size;
   const int64_t most_vectors = runs ? threads : size > 1 ? 64 : 256;
   const bool fits = runs ? unit_channels == 1 || unit_vectors <= threads : t.line == s.channels || unit_vectors <= 128;
-  if (!fits) return t;
+  if (!fits || unit_channels > threads) return t;
 
-  // In vectors: what a round of tiles costs beside its work, and what it costs that blocks wait for each other. Lines
-  // of a few bytes cost memory more than their bytes, but a tile that no other block shares is worth it where it is
-  // small.
-  constexpr int64_t overhead = 6000;
-  constexpr int64_t waiting = 16000;
+  // In vectors: what a round of tiles costs beside its work, what it costs that blocks wait for each other, and what
+  // that they read of each other. Lines of a few bytes cost memory more than their bytes, but a tile that no other
+  // block shares is worth it where it is small.
+  constexpr int64_t overhead = 3000;
+  constexpr int64_t waiting = 2500;
   const int64_t least_width = size > 1 ? 32 : 128;
   const auto handicap = [](int64_t width) { return width >= 8 ? 2 : width >= 4 ? 3 : width >= 2 ? 4 : 10; };  // halves
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t of_tile = 1; of_tile <= units; ++of_tile) {
     const int64_t width = of_tile * unit_vectors;
-    if (of_tile > 1 && width > most_vectors) break;
+    if (of_tile > 1 && (width > most_vectors || of_tile * unit_channels > threads)) break;
     const bool is_narrow = of_tile < units && width < least_width && (of_tile + 1) * unit_vectors <= most_vectors;
     const int64_t tiles = (units + of_tile - 1) / of_tile;
     const int64_t fit = room / (tiles * of_tile * unit_channels);
@@ -906,7 +969,8 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       const int64_t lines = std::max<int64_t>(1, (t.lines + wanted - 1) / wanted);
       const int64_t splits = std::max<int64_t>(1, (t.lines + lines - 1) / lines);
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
-      const int64_t work = rounds * (lines * width * handicap(width) / 2 + overhead) + (splits > 1 ? waiting : 0);
+      const int64_t together = splits > 1 ? waiting + splits * of_tile * unit_channels / 4 : 0;
+      const int64_t work = rounds * (lines * width * handicap(width) / 2 + overhead) + together;
       if (work >= least) continue;
       least = work;
       t.tile_channels = static_cast<int>(of_tile * unit_channels);
@@ -916,6 +980,7 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       t.lines_of_split = lines;
     }
   }
+  place_threads(t, size, threads);
   return t;
 }
 // [/snippet]
@@ -926,20 +991,17 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
 template <int threads_, int batches_, int batch_>
 struct Config {
   static constexpr int threads = threads_;
+  static constexpr int batches = batches_;
   static constexpr int batch = batch_;
-  template <int inputs>
-  static constexpr int batches = batches_ / inputs;
 };
 using LargeConfig = Config<512, 10, 2>;
 using SmallConfig = Config<256, 4, 1>;
 
 template <int size, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
-  using T = typename Steps::T;
-  using Ring = Ring<T, size, Steps::inputs, Config::template batches<Steps::inputs>, Config::batch>;
-  using Partial = typename Steps::Partial;
-  const size_t exchanged =
-      std::max(size * sizeof(Partial) * (Config::threads + 1), sizeof(typename Steps::Channel) * Config::threads);
+  using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
+  const size_t exchanged = std::max(size * sizeof(typename Steps::Partial) * (Config::threads + 1),
+                                    sizeof(typename Steps::Channel) * Config::threads);
   const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
   const auto kernel = normalize_channels<Steps, size, Config>;
   int resident = 0;
@@ -948,14 +1010,13 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
              "asking for dynamic shared memory");
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, Config::threads, bytes),
              "asking how many blocks fit");
-  constexpr int64_t room =
-      batchnorm_workspace / int64_t{(sizeof(typename Steps::Shared) + sizeof(typename Steps::Channel)) / sizeof(float)};
+  constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
   const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   const Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
-  const int items = tiling.tiles * tiling.splits;
+  const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
   launch(kernel,
-         {.grid = static_cast<unsigned>(std::min(items, blocks)),
+         {.grid = grid,
           .block = Config::threads,
           .shared_bytes = bytes,
           .cooperative = tiling.splits > 1,
@@ -1013,93 +1074,162 @@ struct InferenceSteps {
   struct Channel {
     float factor, offset;
   };
-  __device__ Channel channel(int channel) const {
-    const float gamma = p.gamma ? to_float(p.gamma[channel]) : 1.0f;
-    const float beta = p.beta ? to_float(p.beta[channel]) : 0.0f;
-    const float factor = gamma * rsqrtf(p.running_var[channel] + p.eps);
-    return {factor, fmaf(-p.running_mean[channel], factor, beta)};
-  }
   __device__ float result(float x, float, const Channel& c) const { return fmaf(x, c.factor, c.offset); }
+
+  // `in_a_row`: they follow each other, and may be read as vectors.
+  template <int size>
+  __device__ void read_channels(const int (&channels)[size], bool in_a_row, Channel (&known)[size]) const {
+    float gamma[size], beta[size], mean[size], variance[size];
+    read_values(p.gamma, 1.0f, channels, in_a_row, gamma);
+    read_values(p.beta, 0.0f, channels, in_a_row, beta);
+    read_values(p.running_mean, 0.0f, channels, in_a_row, mean);
+    read_values(p.running_var, 1.0f, channels, in_a_row, variance);
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+      const float factor = gamma[k] * rsqrtf(variance[k] + p.eps);
+      known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
+    }
+  }
+
+ private:
+  template <class V, int size>
+  __device__ static void read_values(const V* from, float otherwise, const int (&channels)[size], bool in_a_row,
+                                     float (&values)[size]) {
+    constexpr int together = size < static_cast<int>(vector_size<V>) ? size : static_cast<int>(vector_size<V>);
+    if (!from) {
+#pragma unroll
+      for (int k = 0; k < size; ++k) values[k] = otherwise;
+    } else if (in_a_row) {
+#pragma unroll
+      for (int first = 0; first < size; first += together) {
+        const auto some = *reinterpret_cast<const Vector<V, together>*>(from + channels[0] + first);
+#pragma unroll
+        for (int k = 0; k < together; ++k) values[first + k] = to_float(some.at[k]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < size; ++k) values[k] = to_float(from[channels[k]]);
+    }
+  }
 };
 
-inline constexpr int threads_of_apply = 256;
-inline constexpr int vectors_of_apply = 4;  // on their way at once
+// A tensor as vectors one after the other. Those of a thread are whole lines apart, so that they have the same
+// channels.
+struct Flat {
+  int64_t vectors;
+  int over;         // elements after the last whole vector
+  int64_t line;     // vectors after which the channels repeat
+  int64_t threads;  // whole lines
+  int channels;
+  int run;        // neighbouring elements of one channel
+  bool in_a_row;  // a vector's elements have channels that follow each other
+};
 
-// One trip through memory: each thread keeps what it needs to know of its channels.
-template <class Steps, int size>
-__global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, Tiling tiling) {
+// The channels of the elements of vector `vector`. Index is what counts a line's elements.
+template <class Index, int size>
+__device__ inline void channels_of(const Flat& flat, int64_t vector, int (&found)[size]) {
+  const Index element = static_cast<Index>(vector) % static_cast<Index>(flat.line) * size;
+  const Index run = static_cast<Index>(flat.run);
+  const Index runs = element / run;
+  int channel = static_cast<int>(runs % static_cast<Index>(flat.channels));
+  int left = static_cast<int>(run - (element - runs * run));  // elements before the next channel
+#pragma unroll
+  for (int k = 0; k < size; ++k) {
+    found[k] = channel;
+    if (--left > 0) continue;
+    left = flat.run;
+    if (++channel == flat.channels) channel = 0;
+  }
+}
+
+// One trip through memory, as a copy makes it: a thread asks for all that it will write, and only then for what it
+// needs to know of its channels.
+inline constexpr int threads_of_apply = 256;
+
+template <class Steps, int size, int vectors>
+__global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, Flat flat) {
   using T = typename Steps::T;
   using Bits = Vector<T, size>;
-  const Part<size> part(tiling, static_cast<int>(blockIdx.x));
-  const int vectors = part.vectors_of(static_cast<int>(threadIdx.x));
-  Walk<size> reading(part);
-  Walk<size> writing(part);
-  typename Steps::Channel mine[size];
-  for (int done = 0; done < vectors; done += vectors_of_apply) {
-    Bits held[vectors_of_apply][Steps::inputs];
+  const int64_t thread = int64_t{blockIdx.x} * threads_of_apply + threadIdx.x;
+  if (thread < flat.threads) {
+    Bits held[vectors][Steps::inputs];
 #pragma unroll
-    for (int i = 0; i < vectors_of_apply; ++i) {
-      if (done + i >= vectors) break;
+    for (int i = 0; i < vectors; ++i) {
+      const int64_t vector = thread + i * flat.threads;
+      if (vector >= flat.vectors) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
-        held[i][input] = *reinterpret_cast<const Bits*>(steps.input(input) + reading.place);
-      }
-      reading.forward();
-    }
-    if (done == 0) {  // while the first vectors are on their way
-      int channels[size];
-      part.find_channels(channels);
-#pragma unroll
-      for (int k = 0; k < size; ++k) {
-        const bool as_before = k > 0 && part.run % size == 0;
-        mine[k] = as_before ? mine[0] : steps.channel(part.first_channel + channels[k]);
+        held[i][input] = *reinterpret_cast<const Bits*>(steps.input(input) + vector * size);
       }
     }
+    int channels[size];
+    constexpr int64_t most = 0xffffffff;
+    if (flat.threads <= most && flat.line * size <= most) {
+      channels_of<uint32_t>(flat, thread, channels);
+    } else {
+      channels_of<int64_t>(flat, thread, channels);
+    }
+    typename Steps::Channel known[size];
+    steps.read_channels(channels, flat.in_a_row, known);
 #pragma unroll
-    for (int i = 0; i < vectors_of_apply; ++i) {
-      if (done + i >= vectors) break;
+    for (int i = 0; i < vectors; ++i) {
+      const int64_t vector = thread + i * flat.threads;
+      if (vector >= flat.vectors) continue;
       float first[size], second[size], results[size];
       unpack(held[i][0], first);
       unpack(held[i][Steps::inputs - 1], second);
 #pragma unroll
-      for (int k = 0; k < size; ++k) results[k] = steps.result(first[k], second[k], mine[k]);
-      *reinterpret_cast<Bits*>(steps.output() + writing.place) = pack<T>(results);
-      writing.forward();
+      for (int k = 0; k < size; ++k) results[k] = steps.result(first[k], second[k], known[k]);
+      *reinterpret_cast<Bits*>(steps.output() + vector * size) = pack<T>(results);
     }
   }
-  for (int i = static_cast<int>(threadIdx.x); i < part.rows_over * part.channels; i += threads_of_apply) {
-    const int64_t place = part.first_over + i;
-    const float result = steps.result(to_float(steps.input(0)[place]), to_float(steps.input(Steps::inputs - 1)[place]),
-                                      steps.channel(i % part.channels));
+  if (thread < flat.over) {
+    const int64_t place = flat.vectors * size + thread;
+    const int channel[1] = {static_cast<int>(place / flat.run % flat.channels)};
+    typename Steps::Channel known[1];
+    steps.read_channels(channel, false, known);
+    const float result =
+        steps.result(to_float(steps.input(0)[place]), to_float(steps.input(Steps::inputs - 1)[place]), known[0]);
     steps.output()[place] = static_cast<T>(result);
   }
 }
 
 template <int size, class Steps>
-bool launch_apply(const Steps& steps, cudaStream_t stream) {
+void launch_apply(const Steps& steps, bool in_a_row, cudaStream_t stream) {
+  // The more elements a vector has, the more there is to know of its channels, and the more vectors should share it.
+  constexpr int vectors = (size == 4 ? 4 : 8) / Steps::inputs;
   const Shape shape = shape_of(steps.p);
-  const int64_t vectors = shape.samples * shape.pixels * shape.channels / size;
-  constexpr int vectors_of_thread =
-      2 * size;  // the more elements a vector has, the more there is to know of its channels
-  const int64_t blocks = std::clamp<int64_t>(vectors / (threads_of_apply * vectors_of_thread), 1, 1 << 24);
-  const Tiling tiling = tiling_of(shape, size, blocks, threads_of_apply, std::numeric_limits<int64_t>::max());
-  if (tiling.tiles == 0) return false;
-  launch(apply_channels<Steps, size>,
-         {.grid = static_cast<unsigned>(tiling.tiles * tiling.splits), .block = threads_of_apply, .stream = stream},
-         steps, tiling);
-  return true;
+  const int64_t elements = shape.samples * shape.channels * shape.pixels;
+  Flat flat = {};
+  flat.channels = static_cast<int>(shape.channels);
+  flat.run = run_of(shape);
+  flat.vectors = elements / size;
+  flat.over = static_cast<int>(elements % size);
+  const int64_t repeats = int64_t{flat.channels} * flat.run;
+  flat.line = repeats / std::gcd<int64_t>(repeats, size);
+  const int64_t lines = (flat.vectors + flat.line - 1) / flat.line;
+  flat.threads = (lines + vectors - 1) / vectors * flat.line;
+  flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
+  const int64_t blocks = std::max<int64_t>(1, (flat.threads + threads_of_apply - 1) / threads_of_apply);
+  launch(apply_channels<Steps, size, vectors>,
+         {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .stream = stream}, steps, flat);
 }
 
+// `aligned` are the tensors; `in_a_row`, what is known of the channels.
 template <class Steps>
-void apply(const Steps& steps, bool aligned, cudaStream_t stream) {
-  if (aligned && launch_apply<vector_size<typename Steps::T>>(steps, stream)) return;
-  launch_apply<1>(steps, stream);
+void apply(const Steps& steps, bool aligned, bool in_a_row, cudaStream_t stream) {
+  if (aligned) {
+    launch_apply<vector_size<typename Steps::T>>(steps, in_a_row, stream);
+  } else {
+    launch_apply<1>(steps, in_a_row, stream);
+  }
 }
 
 template <class T, class G>
 void batch_norm_inference(const BatchNormInference<T, G>& p, cudaStream_t stream) {
   if (p.samples == 0) return;
-  apply(InferenceSteps<T, G>{p}, is_aligned({p.x, p.y}), stream);
+  apply(InferenceSteps<T, G>{p}, is_aligned({p.x, p.y}), is_aligned({p.gamma, p.beta, p.running_mean, p.running_var}),
+        stream);
 }
 // [/snippet]
 

@@ -23,7 +23,11 @@ template <class Steps>
 struct ApplyingSteps : Steps {
   const typename Steps::Channel* channels;
 
-  __device__ typename Steps::Channel channel(int channel) const { return channels[channel]; }
+  template <int size>
+  __device__ void read_channels(const int (&found)[size], bool, typename Steps::Channel (&known)[size]) const {
+#pragma unroll
+    for (int k = 0; k < size; ++k) known[k] = channels[found[k]];
+  }
 };
 
 // `found` holds [ranks, channels]. A warp merges a channel, in the order of the ranks: every GPU gets the same bits.
@@ -33,8 +37,12 @@ __global__ void merge_ranks(Steps steps, const typename Steps::Shared* found, in
   const int channel = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
   if (channel >= channels) return;
   const Team team = {lanes, static_cast<int>(threadIdx.x) % lanes};
-  const typename Steps::Shared all =
-      steps.combined(team, ranks, [&](int rank) { return found[int64_t{rank} * channels + channel]; });
+  const auto of_rank = [&](int rank) { return found[int64_t{rank} * channels + channel]; };
+  int some = 0;  // a rank that has values
+  while (some + 1 < ranks && steps.is_empty(of_rank(some))) ++some;
+  // Ranks may have few values or many. Merged once more near the mean of all, none counts more than its values do.
+  typename Steps::Shared all = steps.combined(team, ranks, of_rank(some), of_rank);
+  all = steps.combined(team, ranks, all, of_rank);
   const typename Steps::Channel done = steps.finish(all, channel, team.lane == 0);
   if (team.lane == 0) result[channel] = done;
 }
@@ -65,7 +73,7 @@ void merge_found(const Steps& steps, const typename Steps::Shared* found, int ra
 
 template <class Steps>
 void apply_found(const Steps& steps, bool aligned, const typename Steps::Channel* channels, cudaStream_t stream) {
-  if (steps.p.samples > 0) apply(ApplyingSteps<Steps>{steps, channels}, aligned, stream);
+  if (steps.p.samples > 0) apply(ApplyingSteps<Steps>{steps, channels}, aligned, false, stream);
 }
 // [/snippet]
 
