@@ -37,6 +37,8 @@ class Variant {
     Operation operation;
     Dtype dtype, param_dtype;
     std::function<void(const DeviceArguments&, cudaStream_t)> launch;
+    // The same with the function's own struct, of which this is a pointer.
+    std::function<void(const void*, cudaStream_t)> launch_with;
   };
   struct Expectation {
     Input input;
@@ -133,6 +135,9 @@ void Variant::implement(Function function) {
     implementations_.push_back({operation, dtype_of<typename Bound::Element>, dtype_of<typename Bound::Parameter>,
                                 [function](const DeviceArguments& arguments, cudaStream_t stream) {
                                   function(Bound::bind(arguments), stream);
+                                },
+                                [function](const void* arguments, cudaStream_t stream) {
+                                  function(*static_cast<const Arguments*>(arguments), stream);
                                 }});
   }
 }

@@ -1,0 +1,264 @@
+#include "common/library/operations.h"
+
+#include <cmath>
+#include <initializer_list>
+
+#include "common/library/errors.h"
+
+namespace worklog::library {
+
+static_assert(static_cast<int>(Dtype::fp32) == NW_FP32 && static_cast<int>(Dtype::fp16) == NW_FP16 &&
+              static_cast<int>(Dtype::bf16) == NW_BF16);
+static_assert(static_cast<int>(ChannelLayout::channels_last) == NW_CHANNELS_LAST &&
+              static_cast<int>(ChannelLayout::channels_first) == NW_CHANNELS_FIRST);
+
+namespace {
+
+// --- Values ----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t most_rows = int64_t{1} << 31;
+constexpr int64_t most_cols = int64_t{1} << 20;
+
+void check_size(const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most) {
+    refuse(NW_ERROR_SHAPE, "{} must be from {} to {}; it is {}", name, least, most, value);
+  }
+}
+
+void check_eps(float eps) {
+  if (!(std::isfinite(eps) && eps >= 0)) {
+    refuse(NW_ERROR_VALUE, "eps must be a finite number, 0 or more; it is {}", eps);
+  }
+}
+
+void check_rounding(int32_t round_before_gamma) {
+  if (round_before_gamma != 0 && round_before_gamma != 1) {
+    refuse(NW_ERROR_VALUE, "round_before_gamma must be 0 or 1; it is {}", round_before_gamma);
+  }
+}
+
+template <class Args>
+void check_rows(const Args& a) {
+  check_size("rows", a.rows, 0, most_rows);
+  check_size("cols", a.cols, 1, most_cols);
+}
+
+template <class Args>
+void check_batch(const Args& a) {
+  check_size("samples", a.samples, 0, most_rows);
+  check_size("channels", a.channels, 1, most_cols);
+  check_size("pixels", a.pixels, 1, most_rows);
+  if (a.samples > most_rows / a.pixels) {
+    refuse(NW_ERROR_SHAPE, "samples * pixels must be at most {}; they are {} and {}", most_rows, a.samples, a.pixels);
+  }
+  if (a.layout != NW_CHANNELS_LAST && a.layout != NW_CHANNELS_FIRST) {
+    refuse(NW_ERROR_VALUE, "layout must be NW_CHANNELS_LAST (0) or NW_CHANNELS_FIRST (1); it is {}", a.layout);
+  }
+}
+
+// --- Tensors ---------------------------------------------------------------------------------------------------------
+
+int64_t bytes_of(nw_dtype dtype) {
+  return static_cast<int64_t>(size_of(static_cast<Dtype>(dtype)));
+}
+
+// A vector is a single row of so many elements.
+Tensor vector_of(const char* name, const void* data, int64_t count, int64_t element_bytes) {
+  return {.name = name,
+          .data = data,
+          .rows = 1,
+          .cols = count,
+          .stride = count,
+          .element_bytes = element_bytes,
+          .optional = false,
+          .written = false};
+}
+
+template <class Args>
+Tensor matrix(const char* name, const void* data, int64_t stride, const Args& a) {
+  return {.name = name,
+          .data = data,
+          .rows = a.rows,
+          .cols = a.cols,
+          .stride = stride,
+          .element_bytes = bytes_of(a.dtype),
+          .optional = false,
+          .written = false};
+}
+
+template <class Args>
+Tensor images(const char* name, const void* data, const Args& a) {
+  return vector_of(name, data, a.samples * a.channels * a.pixels, bytes_of(a.dtype));
+}
+
+template <class Args>
+Tensor parameter(const char* name, const void* data, const Args& a) {
+  if constexpr (OverChannels<Args>) {
+    return vector_of(name, data, a.channels, bytes_of(a.param_dtype));
+  } else {
+    return vector_of(name, data, a.cols, bytes_of(a.param_dtype));
+  }
+}
+
+template <class Args>
+Tensor statistic(const char* name, const float* data, const Args& a) {
+  if constexpr (OverChannels<Args>) {
+    return vector_of(name, data, a.channels, sizeof(float));
+  } else {
+    return vector_of(name, data, a.rows, sizeof(float));
+  }
+}
+
+Tensor optional(Tensor tensor) {
+  tensor.optional = true;
+  return tensor;
+}
+
+// `places`: the tensors, by their index in the struct, in whose place it may be.
+Tensor output(Tensor tensor, std::initializer_list<unsigned> places = {}) {
+  tensor.written = true;
+  for (const unsigned place : places) tensor.replaces |= 1u << place;
+  return tensor;
+}
+
+template <class Args>
+Tensor workspace(const Args& a) {
+  return optional(output(vector_of("workspace", a.workspace, workspace_of(a), 1)));
+}
+
+}  // namespace
+
+void check_values(const nw_layernorm_forward_args& a) {
+  check_rows(a);
+  check_eps(a.eps);
+}
+void check_values(const nw_rmsnorm_forward_args& a) {
+  check_rows(a);
+  check_eps(a.eps);
+  check_rounding(a.round_before_gamma);
+}
+void check_values(const nw_add_layernorm_forward_args& a) {
+  check_rows(a);
+  check_eps(a.eps);
+}
+void check_values(const nw_add_rmsnorm_forward_args& a) {
+  check_rows(a);
+  check_eps(a.eps);
+  check_rounding(a.round_before_gamma);
+}
+void check_values(const nw_layernorm_backward_args& a) {
+  check_rows(a);
+}
+void check_values(const nw_rmsnorm_backward_args& a) {
+  check_rows(a);
+}
+void check_values(const nw_batchnorm_train_args& a) {
+  check_batch(a);
+  check_eps(a.eps);
+  if (!(a.momentum >= 0 && a.momentum <= 1)) {
+    refuse(NW_ERROR_VALUE, "momentum must be from 0 to 1; it is {}", a.momentum);
+  }
+  if (a.samples * a.pixels == 1) {
+    refuse(NW_ERROR_SHAPE, "samples * pixels must be 0 or at least 2 in training: one value has no variance");
+  }
+}
+void check_values(const nw_batchnorm_inference_args& a) {
+  check_batch(a);
+  check_eps(a.eps);
+}
+void check_values(const nw_batchnorm_backward_args& a) {
+  check_batch(a);
+}
+
+std::array<Tensor, 6> tensors_of(const nw_layernorm_forward_args& a) {
+  return {matrix("x", a.x, a.x_stride, a),
+          optional(parameter("gamma", a.gamma, a)),
+          optional(parameter("beta", a.beta, a)),
+          output(matrix("y", a.y, a.y_stride, a), {0}),
+          optional(output(statistic("mean", a.mean, a))),
+          optional(output(statistic("rstd", a.rstd, a)))};
+}
+
+std::array<Tensor, 4> tensors_of(const nw_rmsnorm_forward_args& a) {
+  return {matrix("x", a.x, a.x_stride, a), optional(parameter("gamma", a.gamma, a)),
+          output(matrix("y", a.y, a.y_stride, a), {0}), optional(output(statistic("rstd", a.rstd, a)))};
+}
+
+std::array<Tensor, 8> tensors_of(const nw_add_layernorm_forward_args& a) {
+  return {matrix("x", a.x, a.x_stride, a),
+          matrix("residual", a.residual, a.residual_stride, a),
+          optional(parameter("gamma", a.gamma, a)),
+          optional(parameter("beta", a.beta, a)),
+          output(matrix("h", a.h, a.h_stride, a), {0, 1}),
+          output(matrix("y", a.y, a.y_stride, a), {0, 1, 4}),
+          optional(output(statistic("mean", a.mean, a))),
+          optional(output(statistic("rstd", a.rstd, a)))};
+}
+
+std::array<Tensor, 6> tensors_of(const nw_add_rmsnorm_forward_args& a) {
+  return {matrix("x", a.x, a.x_stride, a),
+          matrix("residual", a.residual, a.residual_stride, a),
+          optional(parameter("gamma", a.gamma, a)),
+          output(matrix("h", a.h, a.h_stride, a), {0, 1}),
+          output(matrix("y", a.y, a.y_stride, a), {0, 1, 3}),
+          optional(output(statistic("rstd", a.rstd, a)))};
+}
+
+std::array<Tensor, 10> tensors_of(const nw_layernorm_backward_args& a) {
+  return {matrix("dy", a.dy, a.dy_stride, a),
+          matrix("x", a.x, a.x_stride, a),
+          optional(matrix("dh", a.dh, a.dh_stride, a)),
+          optional(parameter("gamma", a.gamma, a)),
+          statistic("mean", a.mean, a),
+          statistic("rstd", a.rstd, a),
+          optional(output(matrix("dx", a.dx, a.dx_stride, a))),
+          optional(output(parameter("dgamma", a.dgamma, a))),
+          optional(output(parameter("dbeta", a.dbeta, a))),
+          workspace(a)};
+}
+
+std::array<Tensor, 8> tensors_of(const nw_rmsnorm_backward_args& a) {
+  return {matrix("dy", a.dy, a.dy_stride, a),
+          matrix("x", a.x, a.x_stride, a),
+          optional(matrix("dh", a.dh, a.dh_stride, a)),
+          optional(parameter("gamma", a.gamma, a)),
+          statistic("rstd", a.rstd, a),
+          optional(output(matrix("dx", a.dx, a.dx_stride, a))),
+          optional(output(parameter("dgamma", a.dgamma, a))),
+          workspace(a)};
+}
+
+std::array<Tensor, 9> tensors_of(const nw_batchnorm_train_args& a) {
+  return {images("x", a.x, a),
+          optional(parameter("gamma", a.gamma, a)),
+          optional(parameter("beta", a.beta, a)),
+          output(images("y", a.y, a)),
+          optional(output(statistic("running_mean", a.running_mean, a))),
+          optional(output(statistic("running_var", a.running_var, a))),
+          output(statistic("save_mean", a.save_mean, a)),
+          output(statistic("save_invstd", a.save_invstd, a)),
+          workspace(a)};
+}
+
+std::array<Tensor, 6> tensors_of(const nw_batchnorm_inference_args& a) {
+  return {images("x", a.x, a),
+          optional(parameter("gamma", a.gamma, a)),
+          optional(parameter("beta", a.beta, a)),
+          statistic("running_mean", a.running_mean, a),
+          statistic("running_var", a.running_var, a),
+          output(images("y", a.y, a), {0})};
+}
+
+std::array<Tensor, 9> tensors_of(const nw_batchnorm_backward_args& a) {
+  return {images("dy", a.dy, a),
+          images("x", a.x, a),
+          optional(parameter("gamma", a.gamma, a)),
+          statistic("save_mean", a.save_mean, a),
+          statistic("save_invstd", a.save_invstd, a),
+          optional(output(images("dx", a.dx, a))),
+          optional(output(parameter("dgamma", a.dgamma, a))),
+          optional(output(parameter("dbeta", a.dbeta, a))),
+          workspace(a)};
+}
+
+}  // namespace worklog::library
