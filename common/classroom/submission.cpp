@@ -1,0 +1,249 @@
+// Stands in for a stage's program where submissions are graded: runs what the judge has prepared, and judges nothing.
+//
+//   PROGRAM TASKS OUTCOMES [COUNTS]
+//
+// Runs the tasks of the file TASKS, and writes to OUTCOMES what the memory then holds. A counting build writes to
+// COUNTS, as JSON, what the kernels did to it. Device memory is out of reach for host code, as it is on a GPU.
+#include <fmt/format.h>
+#include <simt/counts.h>
+#include <simt/engine.h>
+#include <simt/simt.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/classroom/handover.h"
+#include "common/harness/bind.h"
+#include "common/harness/counting.h"
+#include "common/harness/launch.cuh"
+#include "common/harness/program.h"
+#include "common/harness/report.h"
+
+namespace {
+
+using namespace worklog;
+
+constexpr int touched_by_host = 86;  // exit code, known to grade.py
+constexpr uintptr_t page = 4096;
+
+// --- Device memory, which host code may not touch --------------------------------------------------------------------
+struct Pages {
+  uintptr_t begin, end;
+};
+std::vector<Pages> device_pages;
+bool host_runs = false;  // a function of the submission, outside of its kernels
+
+void set_access(int protection) {
+  for (const Pages& pages : device_pages) {
+    mprotect(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, protection);
+  }
+}
+
+// While it lives, host code runs that is not trusted to leave the device's memory alone.
+class HostCode {
+ public:
+  HostCode() {
+    set_access(PROT_NONE);
+    host_runs = true;
+  }
+  ~HostCode() {
+    host_runs = false;
+    set_access(PROT_READ | PROT_WRITE);
+  }
+};
+
+// While it lives, the CPU layer does what it was asked for.
+class DeviceWork {
+ public:
+  DeviceWork() : interrupts_(host_runs) {
+    if (interrupts_) set_access(PROT_READ | PROT_WRITE);
+    host_runs = false;
+  }
+  ~DeviceWork() {
+    host_runs = interrupts_;
+    if (interrupts_) set_access(PROT_NONE);
+  }
+
+ private:
+  bool interrupts_;
+};
+
+void on_fault(int signal, siginfo_t* info, void*) {
+  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  for (const Pages& pages : device_pages) {
+    if (!host_runs || address < pages.begin || address >= pages.end) continue;
+    constexpr std::string_view text =
+        "Host code has read or written device memory. On a GPU that is a crash: only kernels can reach it.\n";
+    if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(touched_by_host + 1);
+    _exit(touched_by_host);
+  }
+  std::signal(signal, SIG_DFL);  // the instruction runs again
+}
+
+void catch_faults() {
+  struct sigaction action = {};
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = on_fault;
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+// --- One task --------------------------------------------------------------------------------------------------------
+struct Memory {
+  std::byte* data = nullptr;  // of an image
+};
+
+std::byte* place(const MemoryImage& image) {
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, image.bytes.size()), "allocating device memory");
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  device_pages.push_back({begin / page * page, (begin + image.bytes.size() + page - 1) / page * page});
+  check_cuda(cudaMemcpy(memory, image.bytes.data(), image.bytes.size(), cudaMemcpyHostToDevice), "copying");
+  return static_cast<std::byte*>(memory);
+}
+
+void tell_counter(const MemoryImage& image, std::byte* data) {
+  simt::name_memory(data + image.start, static_cast<size_t>(image.end - image.start), image.name);
+  simt::forbid_memory(data, static_cast<size_t>(image.start));
+  simt::forbid_memory(data + image.end, image.bytes.size() - static_cast<size_t>(image.end));
+  if (image.is_output) simt::forget_memory(data + image.start, static_cast<size_t>(image.end - image.start));
+}
+
+const Variant::Implementation& find(const Program& program, const Task& task) {
+  for (const Variant& variant : program.variants()) {
+    if (variant.name() != task.variant) continue;
+    for (const Variant::Implementation& each : variant.implementations()) {
+      const ProblemOptions& o = task.options;
+      if (each.operation == o.operation && each.dtype == o.dtype && each.param_dtype == o.param_dtype) return each;
+    }
+  }
+  throw std::runtime_error(fmt::format("there is no variant '{}' for this operation and type", task.variant));
+}
+
+// Bytes of the outputs that no kernel has written, as far as the counter was told.
+size_t not_written(const Task& task, const std::vector<Memory>& memories) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < task.images.size(); ++i) {
+    const MemoryImage& image = task.images[i];
+    if (!image.is_output || memories[i].data == nullptr) continue;
+    const auto size = static_cast<int64_t>(size_of(image.dtype));
+    for (int64_t row = 0; row < image.rows; ++row) {
+      bytes += simt::bytes_not_written(memories[i].data + image.start + row * image.stride * size,
+                                       static_cast<size_t>(image.cols * size));
+    }
+  }
+  return bytes;
+}
+
+Outcome run_task(const Program& program, const Task& task, std::string& counts) {
+  std::vector<Memory> memories;
+  DeviceArguments arguments{task.options, {}};
+  device_pages.clear();
+  for (const MemoryImage& image : task.images) {
+    Memory& memory = memories.emplace_back();
+    if (!image.bytes.empty()) {
+      memory.data = place(image);
+      tell_counter(image, memory.data);
+    }
+    std::byte* data = memory.data != nullptr ? memory.data + image.start : nullptr;
+    if (image.lies_in >= 0) {
+      const auto other = static_cast<size_t>(image.lies_in);
+      data = memories.at(other).data + task.images[other].start;
+    }
+    arguments.tensors.push_back({image.name, image.dtype, data, image.stride});
+  }
+
+  Outcome outcome;
+  simt::start_counting();
+  try {
+    {
+      const HostCode untrusted;
+      find(program, task).launch(arguments, nullptr);
+    }
+    check_cuda(cudaGetLastError(), "launching");
+    check_cuda(cudaDeviceSynchronize(), "running the kernel");
+    for (size_t i = 0; i < task.images.size(); ++i) {
+      std::vector<std::byte>& bytes = outcome.images.emplace_back(task.images[i].bytes.size());
+      if (bytes.empty()) continue;
+      check_cuda(cudaMemcpy(bytes.data(), memories[i].data, bytes.size(), cudaMemcpyDeviceToHost), "copying");
+    }
+  } catch (const std::exception& error) {
+    const std::string message = simt::last_error_message();
+    outcome = {.error = message.empty() ? error.what() : message, .images = {}};
+    if (outcome.error.empty()) outcome.error = "an exception without a text";
+  }
+  std::string kernels;
+  for (const simt::KernelCounts& kernel : simt::take_counts()) {
+    kernels += fmt::format("{}{}", kernels.empty() ? "" : ",", json_of(kernel));
+  }
+  counts = fmt::format(
+      "{{\"rows\": {}, \"cols\": {}, \"pixels\": {}, \"error\": {}, \"not_written\": {}, \"kernels\": [{}]}}",
+      task.options.rows, task.options.cols, task.options.pixels, json_string(outcome.error),
+      outcome.error.empty() ? not_written(task, memories) : 0, kernels);
+  device_pages.clear();
+  cudaDeviceReset();  // frees all, and forgets the error that a failed kernel left
+  simt::clear_error();
+  return outcome;
+}
+
+}  // namespace
+
+// The linker calls these where a submission asks for a launch, a copy or a fill (--wrap): the device may touch its
+// memory.
+cudaError_t real_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
+    "__real__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
+cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
+    "__wrap__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
+cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) {
+  const DeviceWork work;
+  return real_launch(config, call);
+}
+
+cudaError_t real_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                      cudaMemcpyKind kind) __asm__("__real__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
+cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) __asm__("__wrap__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
+cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) {
+  const DeviceWork work;
+  return real_copy(to, to_pitch, from, from_pitch, width, height, kind);
+}
+
+cudaError_t real_fill(void* to, int byte, size_t bytes) __asm__("__real__ZN4simt6detail4fillEPvim");
+cudaError_t wrapped_fill(void* to, int byte, size_t bytes) __asm__("__wrap__ZN4simt6detail4fillEPvim");
+cudaError_t wrapped_fill(void* to, int byte, size_t bytes) {
+  const DeviceWork work;
+  return real_fill(to, byte, bytes);
+}
+
+namespace worklog {
+
+int Program::run(int argc, char** argv) {
+  if (argc < 3) return 2;
+  try {
+    catch_faults();
+    std::string all_counts;
+    for (const Task& task : read_tasks(argv[1])) {
+      std::string counts;
+      append_outcome(argv[2], run_task(*this, task, counts));
+      all_counts += fmt::format("{}\n    {}", all_counts.empty() ? "" : ",", counts);
+    }
+    if (argc > 3) {
+      std::ofstream file(argv[3]);
+      file << fmt::format("{{\"can_count\": {}, \"counts\": [{}\n]}}\n", simt::can_count(), all_counts);
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace worklog

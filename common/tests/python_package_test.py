@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Runs the Python package's own tests on a build of the library.
+
+    python3 common/tests/python_package_test.py --library build/cpu/lib/libnormworklog.so [pytest's arguments]
+
+They need numpy and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest counts as Skipped.
+What needs PyTorch or a GPU skips where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "common" / "library" / "python"
+
+
+def interpreter() -> str | None:
+    for candidate in (ROOT / ".venv" / "bin" / "python", Path(sys.executable)):
+        if candidate.exists() and subprocess.run([candidate, "-c", "import numpy, pytest"], capture_output=True).returncode == 0:
+            return str(candidate)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, type=Path, help="the build of libnormworklog to test on")
+    options, arguments = parser.parse_known_args()
+    python = interpreter()
+    if python is None:
+        print("neither .venv nor this Python has numpy and pytest: ./worklog setup")
+        return 77
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or ["tests"])]
+    environment = os.environ | {"NORMWORKLOG_LIBRARY": str(options.library.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=PACKAGE, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
