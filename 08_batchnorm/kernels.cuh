@@ -226,6 +226,7 @@ inline void split_rows(const BatchNormTrain<float>& p, cudaStream_t stream) {
 // What is summed up and what is written is a type, `Steps`: TrainSteps and BackwardSteps below.
 
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
+inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
 // [snippet: vector]
 // What a thread moves in one piece: 16 bytes, or one element where memory has no alignment to offer.
@@ -373,6 +374,14 @@ struct Walk {
       place -= wrap;
     }
   }
+  __device__ void back(int times) {
+    if (step_vectors == 0) {
+      place -= times * step;
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < times; ++i) back();
+  }
 };
 // [/snippet]
 
@@ -421,9 +430,13 @@ struct Team {
   int size;  // a power of 2
   int lane;
 
-  __device__ float sum(float value) const {
-    for (int distance = size / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
-    return value;
+  // Each value becomes the sum of all lanes'.
+  template <class... Values>
+  __device__ void add_up(Values&... values) const {
+#pragma unroll 1
+    for (int distance = size / 2; distance > 0; distance /= 2) {
+      ((values += __shfl_xor_sync(all_lanes, values, distance)), ...);
+    }
   }
 };
 
@@ -453,9 +466,7 @@ __device__ inline SplitMoments merge(const Team& team, int parts, const SplitMom
       squares += fmaf(m.count * off, off, m.m2);
     }
   }
-  count = team.sum(count);
-  sum = team.sum(sum);
-  squares = team.sum(squares);
+  team.add_up(count, sum, squares);
   const float mean = count > 0.0f ? sum / count : 0.0f;
   const float m2 = squares - sum * mean;
   return {count, near.pivot, near.rest + mean, m2 < 0.0f ? 0.0f : m2};  // a NaN stays
@@ -505,7 +516,7 @@ struct TrainSteps {
   __device__ Partial partial(const Sums& sums, int count, int, float) const {
     if (count == 0) return {};
     const float n = static_cast<float>(count);
-    const float rest = sums.sum / n;
+    const float rest = sums.sum * (1.0f / n);  // one division for all of a vector's elements
     const float m2 = sums.squares - sums.sum * rest;
     return {n, sums.pivot, rest, m2 < 0.0f ? 0.0f : m2};
   }
@@ -539,24 +550,22 @@ struct TrainSteps {
   __device__ Shared share(const Partial& all, float scale) const {
     return {scale == 1.0f ? all.count : -all.count, all.pivot, all.rest, all.m2};
   }
-  __device__ SplitMoments scaled_to(float scale, const Shared& s) const {
-    const float scale_now = s.count < 0.0f ? small_scale : 1.0f;
-    const float by = scale == scale_now ? 1.0f : scale < scale_now ? small_scale : 1.0f / small_scale;
+  // Of x, where its squares have not overflowed.
+  __device__ SplitMoments unscaled(const Shared& s) const {
+    return {fabsf(s.count), s.pivot, s.rest, s.count < 0.0f ? infinity : s.m2};
+  }
+  __device__ SplitMoments scaled(const Shared& s) const {
+    const float by = s.count < 0.0f ? 1.0f : small_scale;
     return {fabsf(s.count), s.pivot * by, s.rest * by, s.m2 * by * by};
   }
 
   // Those of several blocks, or of several GPUs, together. `near` is one of them that is not empty.
   template <class GetShared>
   __device__ Shared combined(const Team& team, int parts, const Shared& near, GetShared shared) const {
-    Shared all = {};
-#pragma unroll 1
-    for (float scale = 1.0f;; scale = small_scale) {
-      const SplitMoments merged =
-          merge<8>(team, parts, scaled_to(scale, near), [&](int i) { return scaled_to(scale, shared(i)); });
-      if (scale == 1.0f || overflowed(all)) all = share(merged, scale);
-      // All lanes of a warp take part in its shuffles.
-      if (!__any_sync(all_lanes, overflowed(merged)) || scale != 1.0f) return all;
-    }
+    const SplitMoments all = merge<8>(team, parts, unscaled(near), [&](int i) { return unscaled(shared(i)); });
+    if (!__any_sync(all_lanes, overflowed(all))) return share(all, 1.0f);  // a warp's lanes shuffle together
+    const SplitMoments small = merge<1>(team, parts, scaled(near), [&](int i) { return scaled(shared(i)); });
+    return overflowed(all) ? share(small, small_scale) : share(all, 1.0f);
   }
   __device__ bool is_empty(const Shared& shared) const {
     return shared.count == 0.0f;
@@ -634,7 +643,8 @@ struct BackwardSteps {
       all.dy += one.dy;
       all.dy_xhat += one.dy_xhat;
     }
-    return {team.sum(all.dy), team.sum(all.dy_xhat)};
+    team.add_up(all.dy, all.dy_xhat);
+    return all;
   }
   template <int size>
   __device__ Partial merged(const Partial (&own)[size]) const {
@@ -735,9 +745,7 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
   int left = (part.count + batch - 1) / batch * batch;  // vectors; the last batch may have fewer
   writing.back();
   Walk fetching = writing;
-  if (left > held) {
-    for (int i = part.count; i > left - held; --i) fetching.back();
-  }
+  if (left > held) fetching.back(part.count - (left - held));
 #pragma unroll 1
   while (left > 0) {
     left -= batch;
