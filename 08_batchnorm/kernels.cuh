@@ -1152,7 +1152,7 @@ __device__ inline void channels_of(const Flat& flat, int64_t vector, int (&found
 
 // One trip through memory, as a copy makes it: a thread asks for all that it will write, and only then for what it
 // needs to know of its channels.
-inline constexpr int threads_of_apply = 256;
+inline constexpr int threads_of_apply = 128;
 
 template <class Steps, int size, int vectors>
 __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, Flat flat) {
