@@ -45,10 +45,12 @@ __device__ inline void add_value(Moments& moments, float value) {
 
 // Chan's formula [Chan, Golub, LeVeque 1979]: the moments of two sets of values together.
 __device__ inline Moments merge(const Moments& a, const Moments& b) {
+  // [task: merge]
   const float count = a.count + b.count;
   const float share = count > 0.0f ? b.count / count : 0.0f;  // two empty sets make an empty one
   const float difference = b.mean - a.mean;
   return {count, a.mean + difference * share, a.m2 + b.m2 + difference * difference * a.count * share};
+  // [/task]
 }
 
 // The moments of all lanes' values, in every lane.
@@ -123,6 +125,7 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
 
     vectorized::RowInRegisters<T, vectors> held;
     held.load(x, first, step, cols);
+    // [task: moments]
     Moments moments = {};
     for (int i = 0; i < vectors; ++i) {
       const int col = first + i * step;
@@ -132,6 +135,7 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
     }
     moments.mean = moments.count > 0.0f ? held.sum() / moments.count : 0.0f;
     moments.m2 = held.squared_deviations(moments.mean, first, step, cols);
+    // [/task]
     moments = merge_block(moments, scratch);
     const float rstd = rsqrtf(moments.m2 / p.cols + p.eps);
 
@@ -782,10 +786,14 @@ __global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps step
     if constexpr (Steps::about == About::zero) {
       s.pivot = 0.0f;
     } else {
+      // [task: rest]
       s.rest = sum_over_row(value, [&](float v) { return fmaf(v, s.scale, -s.pivot); }) / steps.p.cols;
+      // [/task]
     }
     const float m2 = sum_over_row(value, [&](float v) {
+      // [task: deviation]
       const float d = fmaf(v, s.scale, -s.pivot) - s.rest;
+      // [/task]
       return d * d;
     });
     s.rstd = rstd_of(m2 / steps.p.cols, steps.p.eps, s.scale);

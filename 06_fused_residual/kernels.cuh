@@ -117,6 +117,7 @@ struct AddSteps : Norm {
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
+    // [task: add_vectors]
     constexpr int batch = Share::vectors < 4 ? Share::vectors : 4;  // 8 loads are on their way at once
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
@@ -142,12 +143,15 @@ struct AddSteps : Norm {
       share.edge = sum_of(x_row[place.edge], residual_row[place.edge]);
       h_row[place.edge] = share.edge;
     }
+    // [/task]
   }
 
   __device__ float load(int64_t i, int64_t col) const {
+    // [task: add_element]
     const T sum = sum_of(x[i * x_stride + col], residual[i * residual_stride + col]);
     h[i * this->p.x_stride + col] = sum;
     return vectorized::to_float(sum);
+    // [/task]
   }
 
   __device__ static T sum_of(T a, T b) {
