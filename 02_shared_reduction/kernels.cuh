@@ -88,6 +88,7 @@ __global__ void layernorm_one_pass(LayerNormForward<float> p) {
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float* x = p.x + row * p.x_stride;
 
+    // [task: one_loop]
     float sum = 0.0f;
     float squares = 0.0f;
     for (int64_t col = threadIdx.x; col < p.cols; col += blockDim.x) {
@@ -96,6 +97,7 @@ __global__ void layernorm_one_pass(LayerNormForward<float> p) {
     }
     const float mean = tree_sum(sum, scratch) / p.cols;
     const float variance = tree_sum(squares, scratch) / p.cols - mean * mean;
+    // [/task]
 
     normalize_row(p, row, mean, rsqrtf(variance + p.eps));
   }

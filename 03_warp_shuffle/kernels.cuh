@@ -14,9 +14,11 @@ inline constexpr unsigned all_lanes = 0xffffffffu;
 // the lane whose number differs from its own in one bit: no shared memory, and no barrier, since a shuffle is one.
 template <int width = lanes>
 __device__ inline float warp_sum(float value) {
+  // [task: warp_sum]
   for (int distance = width / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(all_lanes, value, distance);
   }
+  // [/task]
   return value;
 }
 // [/snippet]
@@ -25,6 +27,7 @@ __device__ inline float warp_sum(float value) {
 // The sum of `value` over the block, in every thread: one hop through shared memory. `scratch` holds a float for each
 // warp; blockDim.x is a multiple of 32.
 __device__ inline float block_sum(float value, float* scratch) {
+  // [task: hop]
   const unsigned lane = threadIdx.x % lanes;
   const unsigned warp = threadIdx.x / lanes;
   const unsigned warps = blockDim.x / lanes;
@@ -34,6 +37,7 @@ __device__ inline float block_sum(float value, float* scratch) {
   __syncthreads();
   value = warp_sum(lane < warps ? scratch[lane] : 0.0f);  // in every warp: cheaper than one warp and a broadcast
   __syncthreads();                                        // all have read `scratch` before the next sum overwrites it
+  // [/task]
   return value;
 }
 // [/snippet]
@@ -74,10 +78,12 @@ __global__ void layernorm_block_per_row(LayerNormForward<float> p) {
 
 __global__ void layernorm_warp_per_row(LayerNormForward<float> p) {
   const unsigned warps = blockDim.x / lanes;
+  // [task: rows]
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / lanes; row < p.rows;
        row += int64_t{gridDim.x} * warps) {
     layernorm_row(p, row, threadIdx.x % lanes, lanes, [](float value) { return warp_sum(value); });
   }
+  // [/task]
 }
 // [/snippet]
 

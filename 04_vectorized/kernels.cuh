@@ -82,11 +82,13 @@ __device__ inline uint4 load(const T* row, int col, int cols) {
   if (always_whole || is_whole(row, col, cols)) {
     *reinterpret_cast<uint4*>(element) = *reinterpret_cast<const uint4*>(row + col);
   } else {
+    // [task: load_ends]
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
       const bool inside = col + k >= 0 && col + k < cols;
       element[k] = inside ? row[col + k] : static_cast<T>(0.0f);
     }
+    // [/task]
   }
   return *reinterpret_cast<uint4*>(element);
 }
@@ -98,10 +100,12 @@ __device__ inline void store(T* row, int col, int cols, uint4 bits) {
   } else {
     T element[vector_size<T>];
     *reinterpret_cast<uint4*>(element) = bits;
+    // [task: store_ends]
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
       if (col + k >= 0 && col + k < cols) row[col + k] = element[k];
     }
+    // [/task]
   }
 }
 
@@ -258,6 +262,7 @@ __global__ void __launch_bounds__(most_threads) layernorm_cached(LayerNormForwar
     T* y = p.y + row * p.y_stride;
     const int first = first_column(x) + static_cast<int>(threadIdx.x) * vector_size<T>;
 
+    // [task: registers]
     RowInRegisters<T, vectors> held;
     held.load(x, first, step, cols);
     const float mean = block_sum(held.sum(), scratch) / p.cols;
@@ -272,6 +277,7 @@ __global__ void __launch_bounds__(most_threads) layernorm_cached(LayerNormForwar
       beta.load(p.beta, col, cols, 0.0f);
       store(y, col, cols, pack<T>(normalize(unpack<T>(held.bits[i]), mean, rstd, gamma, beta)));
     }
+    // [/task]
     write_statistics(p, row, mean, rstd);
   }
 }

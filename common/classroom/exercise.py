@@ -60,27 +60,27 @@ HEADINGS = {
 
 
 # --- What the reader has done --------------------------------------------------------------------------------------
-def read_progress() -> dict[str, Any]:
+def read_progress(root: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((ROOT / PROGRESS).read_text(encoding="utf-8")))
+        return dict(json.loads((root / PROGRESS).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 
 
 def note(exercise: Exercise, **what: Any) -> None:
-    progress = read_progress()
+    progress = read_progress(exercise.root)
     progress.setdefault(exercise.id, {}).update(what)
-    (ROOT / PROGRESS).parent.mkdir(exist_ok=True)
-    (ROOT / PROGRESS).write_text(json.dumps(progress, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (exercise.root / PROGRESS).parent.mkdir(exist_ok=True)
+    (exercise.root / PROGRESS).write_text(json.dumps(progress, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def is_solved(exercise: Exercise) -> bool:
-    return bool(read_progress().get(exercise.id, {}).get("solved"))
+    return bool(read_progress(exercise.root).get(exercise.id, {}).get("solved"))
 
 
-def chosen(name: str) -> Exercise:
+def chosen(name: str, root: Path) -> Exercise:
     """The exercise that a word means: of a stage, the first that is not solved yet."""
-    candidates = find(name)
+    candidates = find(name, root)
     return next((each for each in candidates if not is_solved(each)), candidates[-1])
 
 
@@ -95,15 +95,17 @@ def wrapped(text: str, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def shown(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+def shown(exercise: Exercise, path: Path | None = None) -> str:
+    """A path from the root; of the reader's file, where none is given."""
+    path = path or exercise.mine
+    return str(path.relative_to(exercise.root)) if path.is_relative_to(exercise.root) else str(path)
 
 
-def quoted(places: tuple[tuple[str, int], ...]) -> str:
-    """The source lines that a problem names, of the reader's files."""
+def quoted(root: Path, places: tuple[tuple[str, int], ...]) -> str:
+    """The source lines that a problem names."""
     lines = []
     for file, number in places:
-        path = ROOT / file
+        path = root / file
         if not path.is_file():
             continue
         source = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -112,13 +114,13 @@ def quoted(places: tuple[tuple[str, int], ...]) -> str:
     return "\n".join(lines)
 
 
-def print_problem(problem: Problem) -> None:
+def print_problem(problem: Problem, root: Path) -> None:
     print("\n" + styled(HEADINGS.get(problem.kind, problem.kind) + ".", "1;31"))
     if problem.kind in ("compile", "crash", "report"):  # lines as a tool has printed them
         print(problem.text)
     else:
         print(wrapped(re.sub(r"worklog::(?:\w+::)*|^simt: |(?<= )simt: ", "", problem.text), "  "))
-    if excerpt := quoted(problem.places):
+    if excerpt := quoted(root, problem.places):
         print(excerpt)
 
 
@@ -143,36 +145,32 @@ class Workshop:
     counting: Toolchain
 
 
-def build_folder(preset: str) -> Path:
-    return ROOT / "build" / preset
-
-
-def worklog(*words: str) -> None:
+def worklog(root: Path, *words: str) -> None:
     """The project's script, for what may have to be installed and configured."""
-    done = subprocess.run([str(ROOT / "worklog"), *words], cwd=ROOT, check=False)
+    done = subprocess.run([str(root / "worklog"), *words], cwd=root, check=False)
     if done.returncode != 0:
         raise ExerciseError(f"./worklog {' '.join(words)} failed; what it says is above")
 
 
-def workshop(preset: str, folder: Path | None) -> Workshop:
+def workshop(root: Path, preset: str, folder: Path | None) -> Workshop:
     """Makes the parts of all programs, where they are not made: the first time takes a minute or two."""
     if folder is not None:
-        checking = counting = Toolchain(ROOT, folder)
+        checking = counting = Toolchain(root, folder)
         checking.make_parts()
         return Workshop(checking, counting)
     found = {}
     for name in dict.fromkeys((preset, "cpu")):
-        build = build_folder(name)
+        build = root / "build" / name
         if not (build / "common/harness/libworklog_harness.a").is_file():
-            print(f"Building the parts that all exercises share, into {shown(build)}: once, for a minute or two.", flush=True)
-            worklog("build", "--preset", name, "exercise_parts")
-        found[name] = Toolchain(ROOT, build)
+            print(f"Building the parts that all exercises share, into build/{name}: once, for a minute or two.", flush=True)
+            worklog(root, "build", "--preset", name, "exercise_parts")
+        found[name] = Toolchain(root, build)
         found[name].make_parts()
     return Workshop(found[preset], found["cpu"])
 
 
-def list_all() -> int:
-    there = all_exercises()
+def list_all(root: Path) -> int:
+    there = all_exercises(root)
     width = max(len(each.title) for each in there)
     stage = ""
     for each in there:
@@ -187,29 +185,29 @@ def list_all() -> int:
 
 def start(exercise: Exercise, preset: str, folder: Path | None) -> int:
     if exercise.mine.exists():
-        print(f"{shown(exercise.mine)} is there already, and stays as it is.\n")
+        print(f"{shown(exercise)} is there already, and stays as it is.\n")
     else:
         exercise.mine.parent.mkdir(parents=True, exist_ok=True)
         with open(exercise.mine, "x", encoding="utf-8") as file:  # whatever is there is never overwritten
             file.write(exercise.skeleton.read_text(encoding="utf-8"))
-        print(f"Copied to {shown(exercise.mine)}.\n")
+        print(f"Copied to {shown(exercise)}.\n")
     print_task(exercise)
-    workshop(preset, folder)
+    workshop(exercise.root, preset, folder)
     what = "Look for what is wrong in" if exercise.is_bug else "Write what the comments marked [task] ask for in"
-    print(f"\n{what} {shown(exercise.mine)}, then: ./worklog exercise check {exercise.id}")
+    print(f"\n{what} {shown(exercise)}, then: ./worklog exercise check {exercise.id}")
     return 0
 
 
 def require_started(exercise: Exercise) -> None:
     if not exercise.mine.is_file():
-        raise ExerciseError(f"there is no {shown(exercise.mine)} yet; ./worklog exercise start {exercise.id} makes it")
+        raise ExerciseError(f"there is no {shown(exercise)} yet; ./worklog exercise start {exercise.id} makes it")
 
 
 def check(exercise: Exercise, tools: Workshop) -> int:
     """Prints what a check finds. Returns 0 where the exercise is solved, else 1."""
     begun = time.monotonic()
     work = tools.checking.build / "exercises" / exercise.id
-    print(styled(f"{exercise.id} {exercise.title}", "1") + f": {shown(exercise.mine)}", flush=True)
+    print(styled(f"{exercise.id} {exercise.title}", "1") + f": {shown(exercise)}", flush=True)
     found = judge(exercise, exercise.mine.parent, work, tools.checking, tools.counting, color=COLOR)
     share = None
     if found.solved and exercise.speed and tools.checking is not tools.counting:
@@ -241,7 +239,7 @@ def report(exercise: Exercise, found: Judgement, share: float | None) -> None:
     if share is not None:
         print(f"  {share:.0%} of the speed of {exercise.variant} of stage {exercise.stage[:2]}")
     for problem in (graver or found.problems)[:MOST_PROBLEMS]:
-        print_problem(problem)
+        print_problem(problem, exercise.root)
     if len(graver) > MOST_PROBLEMS:
         print(f"\n{len(graver) - MOST_PROBLEMS} more problems were found; they may go away with these.")
     print()
@@ -249,7 +247,7 @@ def report(exercise: Exercise, found: Judgement, share: float | None) -> None:
         print(styled("Solved.", "1;32") + f" ./worklog exercise solution {exercise.id} shows how the stage has it.")
     elif found.untouched:
         where = "nothing is changed yet" if exercise.is_bug else "the parts marked [task] are still to be written"
-        print(styled("Not solved yet", "1") + f": {where} in {shown(exercise.mine)}")
+        print(styled("Not solved yet", "1") + f": {where} in {shown(exercise)}")
     else:
         print(styled("Not solved yet.", "1") + f" ./worklog exercise hint {exercise.id} gives a hint.")
 
@@ -264,7 +262,7 @@ def watch(exercise: Exercise, tools: Workshop) -> int:
             continue
         seen = now
         check(exercise, tools)
-        print(f"\nWaiting for {shown(exercise.mine)} to be saved; Ctrl-C ends this.\n", flush=True)
+        print(f"\nWaiting for {shown(exercise)} to be saved; Ctrl-C ends this.\n", flush=True)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
@@ -277,7 +275,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 def hint(exercise: Exercise) -> int:
     hints = exercise.hints()
-    given = min(int(read_progress().get(exercise.id, {}).get("hints", 0)), len(hints))
+    given = min(int(read_progress(exercise.root).get(exercise.id, {}).get("hints", 0)), len(hints))
     if given == len(hints):
         print(f"That was the last hint; here it is again. ./worklog exercise solution {exercise.id} shows the solution.\n")
         given -= 1
@@ -291,12 +289,12 @@ def hint(exercise: Exercise) -> int:
 def solution(exercise: Exercise) -> int:
     mine = exercise.mine if exercise.mine.is_file() else exercise.skeleton
     target = exercise.folder / "fixed.cuh" if exercise.is_bug else exercise.stage_source
-    lines = list(difflib.unified_diff(mine.read_text(encoding="utf-8", errors="replace").splitlines(), exercise.solution().splitlines(), shown(mine),
-                                      f"as {shown(target)} has it", lineterm=""))
+    lines = list(difflib.unified_diff(mine.read_text(encoding="utf-8", errors="replace").splitlines(), exercise.solution().splitlines(), shown(exercise, mine),
+                                      f"as {shown(exercise, target)} has it", lineterm=""))
     for line in lines:
         print(styled(line, {"+": "32", "-": "31", "@": "36"}.get(line[0], "0")) if line else line)
     if not lines:
-        print(f"{shown(mine)} is the solution, letter by letter.")
+        print(f"{shown(exercise, mine)} is the solution, letter by letter.")
     return 0
 
 
@@ -304,18 +302,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./worklog exercise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=("cpu", "gpu"), default="cpu", help=argparse.SUPPRESS)
     parser.add_argument("--build", type=Path, help="a configured build folder to use, in place of build/cpu or build/gpu")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("verb", nargs="?", default="list", help="list, start, check, hint, solution or watch")
     parser.add_argument("exercise", nargs="?", help="02 or 02.1; bugs.1 of the bug hunt")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.verb == "list":
-            return list_all()
+            return list_all(options.root)
         if options.verb not in ("start", "check", "hint", "solution", "watch"):
             raise ExerciseError(f"there is no '{options.verb}'; there are list, start, check, hint, solution and watch")
         if options.exercise is None:
-            raise ExerciseError(f"{options.verb} needs an exercise: ./worklog exercise {options.verb} {all_exercises()[0].id} (list names them)")
-        exercise = chosen(options.exercise)
+            raise ExerciseError(f"{options.verb} needs an exercise: ./worklog exercise {options.verb} {all_exercises(options.root)[0].id} (list names them)")
+        exercise = chosen(options.exercise, options.root)
         if options.verb == "start":
             return start(exercise, options.preset, options.build)
         if options.verb == "hint":
@@ -323,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verb == "solution":
             return solution(exercise)
         require_started(exercise)
-        tools = workshop(options.preset, options.build)
+        tools = workshop(options.root, options.preset, options.build)
         return check(exercise, tools) if options.verb == "check" else watch(exercise, tools)
     except (ExerciseError, regions.RegionError) as error:
         print(f"worklog exercise: {error}", file=sys.stderr)

@@ -146,6 +146,8 @@ COUNTS = {
     "shared_wavefronts_per_row": Count("passes over the banks of shared memory for each row", per_row("wavefronts", "shared_load", "shared_store")),
     "bank_conflicts": Count("bank conflicts", lambda entry: total(entry, "conflicts", "shared_load", "shared_store")),
     "atomics_per_row": Count("atomic requests for each row", per_row("requests", "global_atomic", "shared_atomic")),
+    "lanes_per_load_request": Count("lanes of a warp that take part in a load from global memory", lambda entry: total(entry, "lanes", "global_load") / max(total(entry, "requests", "global_load"), 1)),
+    "blocks": Count("blocks launched", lambda entry: sum(kernel["grid"][0] * kernel["grid"][1] * kernel["grid"][2] for kernel in entry["kernels"])),
     "launches": Count("kernels launched", lambda entry: len(entry["kernels"])),
 }
 OVER = {"passes_over_": ("times that {} is read", "bytes_read"), "written_over_": ("times that {} is written", "bytes_written")}

@@ -155,8 +155,11 @@ def difference(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
     tasks = {region.name for region in regions_of(skeleton, shown)}
     if not tasks:
         return f"{shown} has no task"
-    theirs = iter(declarations(stage, tasks, stage_shown))
-    for declaration in declarations(skeleton, tasks, shown):
+    of_skeleton, of_stage = declarations(skeleton, tasks, shown), declarations(stage, tasks, stage_shown)
+    if of_skeleton[-1] != of_stage[-1]:
+        return f"{shown} does not end as {stage_shown} does"
+    theirs = iter(of_stage)
+    for declaration in of_skeleton:
         if not any(each == declaration for each in theirs):
             return f"{shown}: outside of its tasks, this is not what {stage_shown} has at its place: {' '.join(declaration)[:200]}"
     return ""

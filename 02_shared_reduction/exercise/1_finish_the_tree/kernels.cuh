@@ -12,9 +12,9 @@ inline constexpr unsigned threads_per_block = 256;  // a power of two: the trees
 __device__ inline float tree_sum(float value, float* scratch) {
   scratch[threadIdx.x] = value;
   __syncthreads();
-  // [task: tree] scratch holds a value of each thread. Add them, so that scratch[0] is the sum of all: in each step half
-  // of the values that are left are added to the other half. Whoever reads a word that another thread has written needs a
-  // barrier between the two.
+  // [task: tree] scratch holds a value of each thread. Add them, so that scratch[0] is the sum of all: in each step
+  // half of the values that are left are added to the other half. Whoever reads a word that another thread has written
+  // needs a barrier between the two.
 
   // [/task]
   const float sum = scratch[0];

@@ -1,0 +1,48 @@
+// Exercise: as many threads as rows, and no thread without a row. Look for [task], of which there are two.
+#pragma once
+
+#include "common/harness/arguments.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog::naive {
+
+__global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  // [task: guard] A thread whose row is not there has to do nothing.
+
+  // [/task]
+  const float* x = p.x + row * p.x_stride;
+  float* y = p.y + row * p.y_stride;
+
+  float sum = 0.0f;
+  for (int64_t col = 0; col < p.cols; ++col) sum += x[col];
+  const float mean = sum / p.cols;
+
+  float squares = 0.0f;
+  for (int64_t col = 0; col < p.cols; ++col) squares += (x[col] - mean) * (x[col] - mean);
+  const float rstd = 1.0f / sqrtf(squares / p.cols + p.eps);
+
+  for (int64_t col = 0; col < p.cols; ++col) {
+    const float gamma = p.gamma ? p.gamma[col] : 1.0f;
+    const float beta = p.beta ? p.beta[col] : 0.0f;
+    y[col] = (x[col] - mean) * rstd * gamma + beta;
+  }
+  if (p.mean) p.mean[row] = mean;
+  if (p.rstd) p.rstd[row] = rstd;
+}
+
+// The same kernel in blocks of `threads`: the block size decides over how many multiprocessors the rows are spread.
+inline void launch_thread_per_row(const LayerNormForward<float>& p, unsigned threads, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  // [task: blocks] So many blocks that each row has a thread: the last block may have more threads than there are rows
+  // left.
+  const unsigned blocks = static_cast<unsigned>(p.rows / threads);
+  // [/task]
+  launch(layernorm_thread_per_row, {.grid = blocks, .block = threads, .stream = stream}, p);
+}
+
+inline void thread_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+  launch_thread_per_row(p, 256, stream);
+}
+
+}  // namespace worklog::naive

@@ -1,0 +1,73 @@
+// Exercise: the lanes of a warp add their values by handing them to each other. Look for [task].
+#pragma once
+
+#include "common/harness/arguments.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog::warp_shuffle {
+
+inline constexpr int lanes = 32;
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+// The sum of `value` over groups of `width` neighbouring lanes (a power of two), in every lane.
+template <int width = lanes>
+__device__ inline float warp_sum(float value) {
+  // [task: warp_sum] Add the value of each lane of the group, so that every lane has the sum.
+  // __shfl_xor_sync(all_lanes, value, bit) is the `value` of the lane whose number differs from this lane's in `bit`.
+  // All lanes have to call it.
+
+  // [/task]
+  return value;
+}
+
+// A row is worked on by `group` threads, of which this one is number `thread`; `group_sum` adds over them.
+template <class GroupSum>
+__device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, unsigned thread, unsigned group,
+                              GroupSum group_sum) {
+  const float* x = p.x + row * p.x_stride;
+  float* y = p.y + row * p.y_stride;
+
+  float sum = 0.0f;
+  for (int64_t col = thread; col < p.cols; col += group) sum += x[col];
+  const float mean = group_sum(sum) / p.cols;
+
+  float squares = 0.0f;
+  for (int64_t col = thread; col < p.cols; col += group) squares += (x[col] - mean) * (x[col] - mean);
+  const float rstd = 1.0f / sqrtf(group_sum(squares) / p.cols + p.eps);
+
+  for (int64_t col = thread; col < p.cols; col += group) {
+    const float gamma = p.gamma ? p.gamma[col] : 1.0f;
+    const float beta = p.beta ? p.beta[col] : 0.0f;
+    y[col] = (x[col] - mean) * rstd * gamma + beta;
+  }
+  if (thread == 0) {
+    if (p.mean) p.mean[row] = mean;
+    if (p.rstd) p.rstd[row] = rstd;
+  }
+}
+
+__global__ void layernorm_warp_per_row(LayerNormForward<float> p) {
+  const unsigned warps = blockDim.x / lanes;
+  for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / lanes; row < p.rows;
+       row += int64_t{gridDim.x} * warps) {
+    layernorm_row(p, row, threadIdx.x % lanes, lanes, [](float value) { return warp_sum(value); });
+  }
+}
+
+inline constexpr unsigned threads_per_block = 256;
+
+// The blocks for `rows` rows, `rows_per_block` to a block, up to the largest grid; blocks then go on to further rows.
+inline unsigned blocks_for(int64_t rows, int64_t rows_per_block) {
+  const int64_t largest_grid = 0x7fffffff;
+  const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
+  return static_cast<unsigned>(blocks < largest_grid ? blocks : largest_grid);
+}
+
+inline void warp_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const int64_t rows_per_block = threads_per_block / lanes;
+  launch(layernorm_warp_per_row,
+         {.grid = blocks_for(p.rows, rows_per_block), .block = threads_per_block, .stream = stream}, p);
+}
+
+}  // namespace worklog::warp_shuffle

@@ -1,0 +1,83 @@
+// Exercise: the warps of a block meet once in shared memory. Look for [task].
+#pragma once
+
+#include "common/harness/arguments.h"
+#include "common/harness/launch.cuh"
+
+namespace worklog::warp_shuffle {
+
+inline constexpr int lanes = 32;
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+// The sum of `value` over groups of `width` neighbouring lanes, in every lane. In each step a lane adds the value of
+// the lane whose number differs from its own in one bit: no shared memory, and no barrier, since a shuffle is one.
+template <int width = lanes>
+__device__ inline float warp_sum(float value) {
+  for (int distance = width / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(all_lanes, value, distance);
+  }
+  return value;
+}
+
+// The sum of `value` over the block, in every thread. `scratch` holds a float for each
+// warp; blockDim.x is a multiple of 32.
+__device__ inline float block_sum(float value, float* scratch) {
+  // [task: hop] warp_sum() gives each warp the sum of its own values. Add the sums of all warps, so that every thread
+  // of the block has the sum. This block_sum() is called twice for a row: the second call must not overwrite `scratch`
+  // before all have read it.
+  if (threadIdx.x == 0) scratch[0] = value;
+  __syncthreads();
+  value = scratch[0];
+  __syncthreads();
+  // [/task]
+  return value;
+}
+
+// A row is worked on by `group` threads, of which this one is number `thread`; `group_sum` adds over them.
+template <class GroupSum>
+__device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, unsigned thread, unsigned group,
+                              GroupSum group_sum) {
+  const float* x = p.x + row * p.x_stride;
+  float* y = p.y + row * p.y_stride;
+
+  float sum = 0.0f;
+  for (int64_t col = thread; col < p.cols; col += group) sum += x[col];
+  const float mean = group_sum(sum) / p.cols;
+
+  float squares = 0.0f;
+  for (int64_t col = thread; col < p.cols; col += group) squares += (x[col] - mean) * (x[col] - mean);
+  const float rstd = 1.0f / sqrtf(group_sum(squares) / p.cols + p.eps);
+
+  for (int64_t col = thread; col < p.cols; col += group) {
+    const float gamma = p.gamma ? p.gamma[col] : 1.0f;
+    const float beta = p.beta ? p.beta[col] : 0.0f;
+    y[col] = (x[col] - mean) * rstd * gamma + beta;
+  }
+  if (thread == 0) {
+    if (p.mean) p.mean[row] = mean;
+    if (p.rstd) p.rstd[row] = rstd;
+  }
+}
+
+__global__ void layernorm_block_per_row(LayerNormForward<float> p) {
+  __shared__ float scratch[lanes];
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    layernorm_row(p, row, threadIdx.x, blockDim.x, [&](float value) { return block_sum(value, scratch); });
+  }
+}
+
+inline constexpr unsigned threads_per_block = 256;
+
+// The blocks for `rows` rows, `rows_per_block` to a block, up to the largest grid; blocks then go on to further rows.
+inline unsigned blocks_for(int64_t rows, int64_t rows_per_block) {
+  const int64_t largest_grid = 0x7fffffff;
+  const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
+  return static_cast<unsigned>(blocks < largest_grid ? blocks : largest_grid);
+}
+
+inline void block_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  launch(layernorm_block_per_row, {.grid = blocks_for(p.rows, 1), .block = threads_per_block, .stream = stream}, p);
+}
+
+}  // namespace worklog::warp_shuffle

@@ -1,0 +1,12 @@
+// Exercise 04.2: keep the row in registers.
+#include "common/harness/program.h"
+#include "kernels.cuh"
+
+int main(int argc, char** argv) {
+  using namespace worklog;
+  Program program("04.2", "keep the row in registers");
+  program.add("cached", "the row kept in registers and read once", vectorized::cached<float, float>)
+      .limited_to("cols at most 16380 in fp32",
+                  [](const ProblemOptions& o) { return o.cols <= vectorized::longest_row<float, 8>; });
+  return program.run(argc, argv);
+}
