@@ -50,6 +50,7 @@ struct RowSums {
   float wdy_xhat;  // sum of wdy * xhat
 };
 
+// [task: gradient]
 // dx = rstd * (wdy - mean(wdy) - xhat * mean(wdy * xhat)), with what is the same for the whole row taken together.
 struct Gradient {
   float rstd;
@@ -63,6 +64,7 @@ __device__ inline Gradient gradient_of(const RowStatistics& s, const RowSums& su
   const float each = s.rstd / static_cast<float>(cols);
   return {s.rstd, sums.wdy * each, sums.wdy_xhat * each};
 }
+// [/task]
 // [/snippet]
 
 // --- The steps on the way ------------------------------------------------------------------------------------------
@@ -83,9 +85,11 @@ __device__ inline void dx_of_row(const LayerNormBackward<T, G>& p, int64_t row, 
   RowSums sums = {0.0f, 0.0f};
   for (int64_t col = threadIdx.x; col < p.cols; col += blockDim.x) {
     const float xhat = xhat_of(to_float(at(p.x, p.x_stride)[col]), s);
+    // [task: row_sums]
     const float wdy = wdy_of(col);
     sums.wdy += wdy;
     sums.wdy_xhat += wdy * xhat;
+    // [/task]
     add(col, to_float(at(p.dy, p.dy_stride)[col]), xhat);
   }
   sums = {p.mean ? block_sum(sums.wdy, scratch) : 0.0f, block_sum(sums.wdy_xhat, scratch)};
@@ -126,11 +130,13 @@ __global__ void __launch_bounds__(lanes* lanes) columns_only(LayerNormBackward<T
       beta_sum += dy;
     }
   }
+  // [task: meet]
   dgamma[threadIdx.y][threadIdx.x] = gamma_sum;
   dbeta[threadIdx.y][threadIdx.x] = beta_sum;
   __syncthreads();
   gamma_sum = warp_sum(dgamma[threadIdx.x][threadIdx.y]);  // warp y adds up column y
   beta_sum = warp_sum(dbeta[threadIdx.x][threadIdx.y]);
+  // [/task]
   const int64_t own = int64_t{blockIdx.x} * lanes + threadIdx.y;
   if (threadIdx.x != 0 || own >= p.cols) return;
   if (p.dgamma) p.dgamma[own] = static_cast<G>(gamma_sum);

@@ -40,8 +40,10 @@ __device__ inline void write_statistics(const BatchNormTrain<T, G>& p, int chann
                                         float invstd) {
   p.save_mean[channel] = mean;
   p.save_invstd[channel] = invstd;
+  // [task: running]
   if (p.running_mean) p.running_mean[channel] += p.momentum * (mean - p.running_mean[channel]);
   if (p.running_var) p.running_var[channel] += p.momentum * (m2 / (count - 1.0f) - p.running_var[channel]);
+  // [/task]
 }
 // [/snippet]
 
@@ -134,7 +136,9 @@ __global__ void moments_of_parts(const float* x, RowSplit split, Moments* parts)
 
   Moments mine = {};
   if (channel < split.channels) {
+    // [task: part]
     for (int64_t row = begin + threadIdx.y; row < end; row += tile) add_value(mine, x[row * split.channels + channel]);
+    // [/task]
   }
   moments[threadIdx.y][threadIdx.x] = mine;
   __syncthreads();
@@ -155,7 +159,9 @@ __global__ void merge_parts(BatchNormTrain<float> p, const Moments* parts, int c
   const int64_t channel = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (channel >= p.channels) return;
   Moments all = {};
+  // [task: merge]
   for (int part = 0; part < count; ++part) all = welford::merge(all, parts[part * p.channels + channel]);
+  // [/task]
   write_statistics(p, channel, all.count, all.mean, all.m2, rsqrtf(all.m2 / all.count + p.eps));
 }
 
