@@ -16,15 +16,15 @@ namespace worklog {
 
 // One tensor with the guard zones around it, as it lies in memory.
 struct MemoryImage {
-  std::string name;  // of the pointer in arguments.h
+  std::string name = {};  // of the pointer in arguments.h
   Dtype dtype = Dtype::fp32;
-  int64_t stride = 0;            // elements from a row to the next
-  int64_t rows = 0, cols = 0;    // as they are stored
-  int64_t start = 0;             // bytes in front of the first element
-  int64_t end = 0;               // bytes up to the last element's end
-  int64_t lies_in = -1;          // the image that it shares, where an output lies over an input
-  bool is_output = false;        // its elements are not to be read before they are written
-  std::vector<std::byte> bytes;  // none: the tensor is absent, or lies in another
+  int64_t stride = 0;                 // elements from a row to the next
+  int64_t rows = 0, cols = 0;         // as they are stored
+  int64_t start = 0;                  // bytes in front of the first element
+  int64_t end = 0;                    // bytes up to the last element's end
+  int64_t lies_in = -1;               // the image that it shares, where an output lies over an input
+  bool is_output = false;             // its elements are not to be read before they are written
+  std::vector<std::byte> bytes = {};  // none: the tensor is absent, or lies in another
 };
 
 // A variant that is to be run once.

@@ -52,24 +52,6 @@ bool only_numbers_are_wrong(const Check& check) {
                       [](const Mismatch& mismatch) { return mismatch.never_written; });
 }
 
-void judge(Check& check, const Variant& variant) {
-  const std::optional<Recorded> recorded = recorded_failure(variant, check.options);
-  if (recorded && recorded->from.is_never()) {
-    check.expectation = "hangs on rounding";
-  } else if (recorded) {
-    check.expectation = fmt::format("fails from {} x {}", recorded->from.rows, recorded->from.cols);
-  }
-  if (!check.error.empty() || !check.damage.empty() || !check.comparison.damage.empty()) {
-    check.verdict = Verdict::failed;
-  } else if (check.comparison.passed) {
-    check.verdict = recorded && recorded->reached ? Verdict::unexpected_pass : Verdict::passed;
-  } else if (recorded && only_numbers_are_wrong(check)) {
-    check.verdict = recorded->reached ? Verdict::expected_failure : Verdict::permitted_failure;
-  } else {
-    check.verdict = Verdict::failed;
-  }
-}
-
 Check start_check(const Problem& problem, const Variant& variant, int64_t misalign) {
   Check check;
   check.variant = variant.name();
@@ -107,6 +89,24 @@ std::string_view name_of(Verdict verdict) {
       break;
   }
   return "failed";
+}
+
+void judge(Check& check, const Variant& variant) {
+  const std::optional<Recorded> recorded = recorded_failure(variant, check.options);
+  if (recorded && recorded->from.is_never()) {
+    check.expectation = "hangs on rounding";
+  } else if (recorded) {
+    check.expectation = fmt::format("fails from {} x {}", recorded->from.rows, recorded->from.cols);
+  }
+  if (!check.error.empty() || !check.damage.empty() || !check.comparison.damage.empty()) {
+    check.verdict = Verdict::failed;
+  } else if (check.comparison.passed) {
+    check.verdict = recorded && recorded->reached ? Verdict::unexpected_pass : Verdict::passed;
+  } else if (recorded && only_numbers_are_wrong(check)) {
+    check.verdict = recorded->reached ? Verdict::expected_failure : Verdict::permitted_failure;
+  } else {
+    check.verdict = Verdict::failed;
+  }
 }
 
 std::string Check::headline() const {

@@ -50,6 +50,9 @@ Check run_check(const Problem& problem, const Variant& variant, const Variant::I
 // Judges what is in the workspace now, without a launch.
 Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign);
 
+// Fills in the verdict and the expectation of a check whose comparison, damage and error are there.
+void judge(Check& check, const Variant& variant);
+
 // Whether a kernel has left an error that every later call returns.
 bool device_is_lost();
 

@@ -150,6 +150,8 @@ std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
+}  // namespace
+
 std::string json_of(const KernelCounts& kernel) {
   std::vector<std::string> lines, memory, findings;
   for (const simt::LineCounts& line : kernel.lines) {
@@ -178,6 +180,8 @@ std::string json_of(const KernelCounts& kernel) {
       joined(findings), joined(lines));
 }
 
+namespace {
+
 struct Counted {
   Check check;
   int64_t bytes = 0;  // that the operation must move
@@ -187,7 +191,7 @@ struct Counted {
 std::string json_of(const Counted& counted, const std::string& stage) {
   const ProblemOptions& o = counted.check.options;
   std::vector<std::string> kernels;
-  for (const KernelCounts& kernel : counted.kernels) kernels.push_back(json_of(kernel));
+  for (const KernelCounts& kernel : counted.kernels) kernels.push_back(worklog::json_of(kernel));
   return fmt::format(
       "\n    {{\n      \"name\": {},\n      \"stage\": {},\n      \"variant\": {},\n      \"operation\": \"{}\",\n"
       "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": "

@@ -1,6 +1,8 @@
 // --count and --trace: what the kernels do to memory, from a counting build of the stage's program (CPU layer only).
 #pragma once
 
+#include <simt/counts.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +15,9 @@
 #include "common/harness/session.h"
 
 namespace worklog {
+
+// What was counted of one launch, as --json writes it.
+std::string json_of(const simt::KernelCounts& kernel);
 
 // Where this program is the ordinary build, becomes the counting build beside it, which is given the same words. Throws
 // RequestError where there is none, and on a GPU. Returns in a counting build.

@@ -29,9 +29,6 @@ void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
 }  // namespace
 #endif
 
-namespace {
-
-// What the kernels of an operation are given to work in, floats.
 int64_t workspace_of(const ProblemOptions& options) {
   switch (options.operation) {
     case Operation::layernorm_backward:
@@ -45,8 +42,6 @@ int64_t workspace_of(const ProblemOptions& options) {
       return 0;
   }
 }
-
-}  // namespace
 
 Workspace::Workspace(const Problem& problem, int64_t misalign)
     : problem_(problem), room_(Dtype::fp32, workspace_of(problem.options())) {

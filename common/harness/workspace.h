@@ -11,6 +11,9 @@
 
 namespace worklog {
 
+// What the kernels of an operation are given to work in, floats; none for operations that need none.
+int64_t workspace_of(const ProblemOptions& options);
+
 class Workspace {
  public:
   // Each tensor starts `misalign` elements past a 256-byte boundary. The problem must outlive the workspace.
