@@ -5,9 +5,9 @@
     ./worklog docs --build      builds only
     ./worklog docs --check      builds, then looks at every page in headless Chromium
 
-The pages are the repository's own Markdown files, as they lie: README.md, the writeups, docs/, the rooms' README.md. Copies
-go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file that a page links to becomes
-a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing from elsewhere.
+The pages are the repository's own Markdown files, as they lie: README.md, the writeups and their exercises, docs/, the
+rooms' README.md. Copies go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file that
+a page links to becomes a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def documents() -> list[Path]:
     found = [ROOT / "README.md"]
     found += [ROOT / stage / "README.md" for stage in stage_folders(ROOT) if (ROOT / stage / "README.md").is_file()]
     docs = sorted((ROOT / "docs").glob("*.md"), key=lambda path: (DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name))
-    return found + docs + sorted(ROOT.glob("common/*/README.md"))
+    return found + docs + sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
 
 def fence(text: str, language: str) -> str:
@@ -143,9 +143,9 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
             docs.append({title(path): name})
         elif path.parent.parent == ROOT / "common":
             rooms.append({title(path): name})
-        elif path.parent != ROOT:
-            code = f"{path.parent.name}/code.md"
-            ladder.append({title(path): [name, *([{"The code": code}] if code in written else [])]})
+        elif path.parent != ROOT and path.parent.name != "exercise":
+            below = {"The code": f"{path.parent.name}/code.md", "Exercises": f"{path.parent.name}/exercise/README.md"}
+            ladder.append({title(path): [name, *({words: page} for words, page in below.items() if page in written)]})
     files = sorted(name for name in written if name.endswith(".md") and not (ROOT / name).is_file() and not name.endswith("/code.md"))
     nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]
     nav += [{"Beside the ladder": docs}] if docs else []

@@ -36,6 +36,8 @@ LEFT_OUT = {
     "cmake --preset gpu": "continuous integration compiles the gpu preset where nvcc is",
     "cmake --build --preset gpu": "likewise",
     "./worklog build --preset gpu": "likewise",
+    "./worklog exercise check": "it ends with 1 until the reader has solved the exercise; continuous integration runs the exercises by themselves",
+    "./worklog exercise watch": "it checks whenever a file is saved, until it is stopped",
     "common/tests/sanitize.sh": "it needs compute-sanitizer and a GPU",
     "pip install": "it changes the machine's Python",
     "python make_fixtures.py": "it needs PyTorch",
