@@ -63,6 +63,9 @@ class BuildWithLibrary(build_py):
         folder = Path(self.build_lib) / "normworklog" / "lib"
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library(), folder / LIBRARY_NAME)
+        header = ROOT / "common" / "library" / "norm_worklog.h"
+        if header.is_file():
+            shutil.copy2(header, folder / header.name)  # what normworklog.torch.build compiles against
 
 
 class WheelOfAnyPython(bdist_wheel):

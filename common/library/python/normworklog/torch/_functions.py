@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-from . import _launch
+from . import _launch, _native as native_part
 from ._operators import inference_gradients, operators
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -45,6 +45,19 @@ def _direct(x: Tensor, gamma: Tensor | None, beta: Tensor | None, residual: Tens
 def _differentiated(x: Tensor, gamma: Tensor | None, beta: Tensor | None, residual: Tensor | None = None) -> bool:
     return torch.is_grad_enabled() and (x.requires_grad or (gamma is not None and gamma.requires_grad) or (beta is not None and beta.requires_grad) or (
         residual is not None and residual.requires_grad))
+
+
+class _Native:
+    """What build.py has built, loaded at the first call. Where it is not there, it declines every call: None."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        module = native_part.load()
+        for each in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+            setattr(self, each, getattr(module, each) if module else lambda *_: None)
+        return self.__dict__[name]
+
+
+_native = _Native()
 
 
 class _Norm(torch.autograd.Function):
@@ -83,6 +96,9 @@ class _Norm(torch.autograd.Function):
 def layer_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     if is_compiling() or not _direct(x, gamma, beta):
         return operators.layer_norm(x, gamma, beta, eps)[0]
+    y = _native.layer_norm(x, gamma, beta, eps)
+    if y is not None:
+        return y
     if _differentiated(x, gamma, beta):
         return _Norm.apply(x, None, gamma, beta, eps, True, False)
     return _launch.forward(x, None, gamma, beta, eps, True, False, 0, 0)[0]
@@ -91,6 +107,9 @@ def layer_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = Non
 def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False) -> Tensor:
     if is_compiling() or not _direct(x, gamma, None):
         return operators.rms_norm(x, gamma, eps, round_before_gamma)[0]
+    y = _native.rms_norm(x, gamma, eps, round_before_gamma)
+    if y is not None:
+        return y
     if _differentiated(x, gamma, None):
         return _Norm.apply(x, None, gamma, None, eps, False, round_before_gamma)
     return _launch.forward(x, None, gamma, None, eps, False, round_before_gamma, 0, 0)[0]
@@ -102,6 +121,9 @@ def add_layer_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, bet
     if is_compiling() or not _direct(x, gamma, beta, residual):
         y, h, _, _ = operators.add_layer_norm(x, residual, gamma, beta, eps)
         return y, h
+    outputs = _native.add_layer_norm(x, residual, gamma, beta, eps)
+    if outputs is not None:
+        return outputs
     if _differentiated(x, gamma, beta, residual):
         return _Norm.apply(x, residual, gamma, beta, eps, True, False)
     return _launch.forward(x, residual, gamma, beta, eps, True, False, 0, 0)  # type: ignore[return-value]
@@ -113,6 +135,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: 
     if is_compiling() or not _direct(x, gamma, None, residual):
         y, h, _ = operators.add_rms_norm(x, residual, gamma, eps, round_before_gamma)
         return y, h
+    outputs = _native.add_rms_norm(x, residual, gamma, eps, round_before_gamma)
+    if outputs is not None:
+        return outputs
     if _differentiated(x, gamma, None, residual):
         return _Norm.apply(x, residual, gamma, None, eps, False, round_before_gamma)
     return _launch.forward(x, residual, gamma, None, eps, False, round_before_gamma, 0, 0)  # type: ignore[return-value]
