@@ -41,6 +41,8 @@ LEFT_OUT = {
     "common/tests/sanitize.sh": "it needs compute-sanitizer and a GPU",
     "pip install": "it changes the machine's Python",
     "python make_fixtures.py": "it needs PyTorch",
+    "python -m normworklog": "likewise",
+    "python common/library/python/": "likewise",
     "python3 common/report/peers/": "it needs PyTorch and a GPU",
     ".ci/run": "it is what runs this",
     "git ": "it changes the checkout",
