@@ -49,7 +49,7 @@ HEADINGS = {
     "hang": "The program does not end",
     "report": "The program did not get to its end",
     "uncounted": "It could not be counted",
-    "goal": "The results are right, but this can be had for less",
+    "goal": "The results are right, and a goal is not reached yet",
     "speed": "It can be faster",
     "shared_race": "A race in shared memory",
     "global_write_race": "Two blocks write to one place",
@@ -114,8 +114,9 @@ def quoted(root: Path, places: tuple[tuple[str, int], ...]) -> str:
     return "\n".join(lines)
 
 
-def print_problem(problem: Problem, root: Path) -> None:
-    print("\n" + styled(HEADINGS.get(problem.kind, problem.kind) + ".", "1;31"))
+def print_problem(problem: Problem, root: Path, heading: bool) -> None:
+    if heading:
+        print("\n" + styled(HEADINGS.get(problem.kind, problem.kind) + ".", "1;31"))
     if problem.kind in ("compile", "crash", "report"):  # lines as a tool has printed them
         print(problem.text)
     else:
@@ -238,8 +239,10 @@ def report(exercise: Exercise, found: Judgement, share: float | None) -> None:
         print(f"  {'ok ' if goal.met else 'NOT'} {goal.text()}")
     if share is not None:
         print(f"  {share:.0%} of the speed of {exercise.variant} of stage {exercise.stage[:2]}")
+    kind = ""
     for problem in (graver or found.problems)[:MOST_PROBLEMS]:
-        print_problem(problem, exercise.root)
+        print_problem(problem, exercise.root, problem.kind != kind)
+        kind = problem.kind
     if len(graver) > MOST_PROBLEMS:
         print(f"\n{len(graver) - MOST_PROBLEMS} more problems were found; they may go away with these.")
     print()
