@@ -129,6 +129,7 @@ std::string shape_of(const ProblemOptions& options) {
 std::string shape_name(const ProblemOptions& options) {
   std::string name = shape_of(options);
   std::erase(name, ' ');
+  if (options.pixels > 1 && options.layout == ChannelLayout::channels_first) name += "-first";
   return name;
 }
 

@@ -17,7 +17,7 @@ namespace worklog {
 
 // "1024 x 1024", and with the pixels where there are some: as tables show a shape.
 std::string shape_of(const ProblemOptions& options);
-// "1024x1024" or "32x64x3136": as names have it.
+// "1024x1024" or "32x64x3136", with "-first" where the channels of images come first: as names have it.
 std::string shape_name(const ProblemOptions& options);
 
 // A table whose rows are printed as they come. Columns are as wide as their title and what is expected in them; a

@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
 ALL_COLS = (64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072)  # of finished kernels
 FINISHED_FROM = "05"
 TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
+RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))  # pixels, and channels, of its layers
 SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
 
 
@@ -59,6 +60,30 @@ def widths(mib: int, dtype: str, all_cols: Sequence[int]) -> str:
     return ",".join(f"{mib * 2**20 // (cols * ELEMENT_BYTES[dtype])}x{cols}" for cols in all_cols)
 
 
+def runs_of_batchnorm(run: Callable[..., Run], program: Program, count: dict[str, int], full: bool, seconds: float) -> Iterator[Run]:
+    """Rows are samples and cols channels. Where a tensor is large, only what has all operations is timed: the final kernel."""
+    operations = [(variant, operation, dtype) for variant, operation, dtype in program.implementations if dtype == program.dtypes[0]]
+    final = operations[-1][0]
+    alone = ("--variant", final, "--input", "normal", "--time", "cold")
+    each = sum(variant == final for variant, _, _ in operations)
+    if not full:
+        for pixels, shapes in ((1, "65536x1024"), (49, "512x2048"), (3136, "64x64")):
+            for dtype in program.dtypes:
+                yield run(f"{pixels} pixels, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--dtype", dtype, *alone), each, seconds / 2, 2)
+        return
+    for dtype in ("fp32", "bf16"):
+        yield run(f"small, {dtype}", ("--shapes", "4096x1024,10000x1024", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
+                  6 * count[dtype], seconds / 2, 4)
+        yield run(f"65536 x 1024, {dtype}", ("--shapes", "65536x1024", "--dtype", dtype, "--input", "normal", "--time", "cold"), count[dtype], seconds / 2, 6)
+        for shape in ("262144x512", "1048576x256", "1048576x64"):
+            yield run(f"{shape}, {dtype}", ("--shapes", shape, "--dtype", dtype, *alone), each, seconds / 2, 6)
+        for layout in ("channels_first", "channels_last"):
+            for pixels, channels in RESNET_50:
+                shapes = ",".join(f"64x{c}" for c in channels)
+                yield run(f"ResNet-50, {pixels} pixels, {layout}, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--layout", layout, "--dtype", dtype,
+                                                                             *alone), each * len(channels), seconds / 2, 4)
+
+
 def runs_of(program: Program, full: bool) -> Iterator[Run]:
     seconds = 0.5 if full else 0.08
     mib = 512 if full else 64
@@ -68,10 +93,7 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
         return Run(program, name, (*flags, "--max-seconds-per-timing", str(each)), 1 + timings * (each + 0.15) + host)
 
     if program.is_batchnorm:
-        for pixels, shapes in ((1, "65536x1024,1048576x256"), (49, "512x2048"), (3136, "256x64" if full else "64x64")):
-            for dtype in program.dtypes:
-                yield run(f"{pixels} pixels, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--dtype", dtype, "--input", "normal",
-                                                        "--time", "cold"), count[dtype] * len(shapes.split(",")), seconds / 2, 4)
+        yield from runs_of_batchnorm(run, program, count, full, seconds)
     square = count[program.dtypes[0]] * 3 * len(program.dtypes)
     yield run("1024 x 1024", ("--shapes", "1024x1024", "--dtype", "all", "--input", "all", "--time", "cold,warm,graph", "--resources"), square, seconds, 3)
     finished = program.stage[:2] >= FINISHED_FROM

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import drawings
 from figures import percent, significant, size_of
-from results import DEFAULT_GPU, ELEMENT_BYTES, MODES, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
+from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
 from tables import BASELINES, case_of, showcase
 
@@ -396,6 +396,100 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     return Chart(repository.root / stage / "charts" / f"fused_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+# What BatchNorm's passes must move, as a ratio of the stream's bytes that their times are held against: training reads x twice
+# and writes y; backward reads dy and x twice and writes dx.
+PASSES = {"batchnorm_train": 3 / 2, "batchnorm_inference": 1.0, "batchnorm_backward": 5 / 3}
+
+
+def shape_label(t: Timing) -> str:
+    if t.pixels == 1:
+        return f"{t.rows} x {t.cols}"
+    return f"{t.rows} x {t.cols} x {t.pixels}\nchannels {'last' if t.layout == LAST else 'first'}"
+
+
+def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Points over shapes, a panel for each of BatchNorm's operations: the share of a copy's rate at which its passes move their bytes."""
+    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.share_of_copy and t.operation in PASSES]
+    final = cold[-1].variant if cold else ""
+    own = [t for t in cold if t.variant == final and t.dtype in ("fp32", "bf16") and t.rows * t.cols * t.pixels > 2**22]
+    shapes = list(dict.fromkeys(t.shape for t in sorted(own, key=lambda t: (t.pixels > 1, t.layout, -t.cols if t.pixels == 1 else t.cols, t.rows))))
+    if len(shapes) < 2:
+        return None
+    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    operations = [operation for operation in PASSES if any(t.operation == operation for t in own)]
+    labels = {t.shape: shape_label(t) for t in own}
+    figure, axes = page(2.4 + 0.72 * len(shapes), 1.8 + 1.75 * len(operations), len(operations), 1, sharex=True)
+    handles: dict[str, object] = {}
+    sentences = []
+    for ax, operation in zip(axes, operations):
+        handles["a copy's rate"] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        for style, dtype in enumerate(("fp32", "bf16")):
+            color, marker, _, _ = STYLES[style]
+            points = [t for t in own if (t.operation, t.dtype) == (operation, dtype)]
+            for side, entries, options in (
+                [(0, points, {"color": color, "marker": marker, "markersize": 6})]
+                + [(0, [t for t in rivals if (t.operation, t.dtype, t.label) == (operation, dtype, label) and t.shape in labels and t.share_of_copy],
+                    {"color": INK, "marker": mark, "fillstyle": "none", "markersize": 6}) for label, mark in PEER_MARKERS.items()]
+            ):
+                if not entries:
+                    continue
+                places = [shapes.index(t.shape) + (style - 0.5) * 0.24 + side for t in entries]
+                shares = [t.share_of_copy * PASSES[operation] for t in entries]
+                (handles[f"{name_of(entries[0])}, {dtype}"],) = ax.plot(places, shares, linestyle="none", **options)
+                sentences.append(f"{operation} {dtype} {entries[0].label}: " + ", ".join(f"{percent(s)} at {t.shape}" for t, s in zip(entries, shares)))
+        ax.set_title(operation, fontsize=10)
+        ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.set_ylim(0.4, max(1.08, ax.get_ylim()[1]))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes[-1].set_xticks(range(len(shapes)), [labels[shape] for shape in shapes], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    axes[-1].set_xlim(-0.6, len(shapes) - 0.4)
+    title = f"{stage}: the rate of the passes"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    footnote(figure, gpu.upper(), "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
+             "cold L2 cache, tensors of more than 4 Mi elements", provenance(repository, stage, gpu), stale_note(own))
+    return Chart(repository.root / stage / "charts" / f"passes_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
+def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
+    """Bars, a panel for each small shape: time of BatchNorm's training pass, with the other libraries and a copy."""
+    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.operation == "batchnorm_train" and t.dtype == DTYPE and t.pixels == 1]
+    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    order = list(dict.fromkeys(t.variant for t in cold))
+    panels: list[tuple[str, list[Timing]]] = []
+    for shape in dict.fromkeys(t.shape for t in sorted(cold, key=lambda t: t.tensor_mib) if t.tensor_mib <= 64):
+        own = [t for t in cold if t.shape == shape and t.share_of_copy]
+        panels.append((shape, own + [t for t in rivals if case_of(t) == case_of(own[0])]))
+    if not panels:
+        return None
+    heights = [len(bars) + 1.6 for _, bars in panels]
+    figure, axes = page(7.4, 0.8 + 0.34 * sum(heights), len(panels), 1, height_ratios=heights)
+    sentences = []
+    for ax, (shape, bars) in zip(axes, panels):
+        most = max(t.seconds for t in bars if t.seconds < 6 * min(t.seconds for t in bars)) * 1e6
+        for y, t in zip(range(len(bars), 0, -1), bars):
+            color, _, _, hatch = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
+            ax.barh(y, t.seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8)
+            cut = t.seconds * 1e6 > most * 1.25
+            ax.annotate(f"{significant(t.seconds * 1e6)} µs" + (" →" if cut else ""), (most * 1.23 if cut else t.seconds * 1e6, y), xytext=(0 if cut else 4, 0),
+                        textcoords="offset points", va="center", ha="right" if cut else "left", fontsize=8.5,
+                        bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None)
+        ideal = sorted(t.copy_seconds for t in bars if t.stage != PEERS)[0] * 1e6
+        ax.axvline(ideal, color=INK, linewidth=1.2)
+        ax.annotate("a copy", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8)
+        ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
+        ax.set_xlim(0, most * 1.25)
+        ax.set_ylim(0.4, len(bars) + 0.6)
+        ax.set_title(shape.replace("x", " x "), fontsize=10, pad=15)
+        sentences.append(f"{shape}: " + ", ".join(f"{t.label} {significant(t.seconds * 1e6)} µs" for t in bars))
+    axes[-1].set_xlabel("time, µs (shorter is better)")
+    title = f"{stage}: training on small tensors, {DTYPE}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), "batchnorm_train", "cold L2 cache, median", provenance(repository, stage, gpu), stale_note([t for _, bars in panels for t in bars]))
+    return Chart(repository.root / stage / "charts" / f"small_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
 # --- The whole ladder -----------------------------------------------------------------------------------------------
 def measured_stages(repository: Repository, gpu: str) -> list[str]:
     return [stage for stage in repository.stages() if repository.has_results(stage, gpu)]
@@ -692,7 +786,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
     return Chart(output, title, f"Microseconds: {words}.", figure)
 
 
-STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart)
+STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart)
 
 

@@ -25,7 +25,7 @@ class MergeError(Exception):
 
 
 def check_key(check: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(check.get(key) for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "input"))
+    return tuple(check.get(key) for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "layout", "input"))
 
 
 def merge(runs: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import source_hash
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
 MODES = ("cold", "warm", "graph")
+LAST, FIRST = "channels_last", "channels_first"  # layouts of images
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 PEERS = "peers"  # stands where a stage's name does
@@ -55,6 +56,7 @@ class Timing:
     mode: str  # of MODES
     seconds: float  # median
     pixels: int = 1  # more than one for BatchNorm over images only: rows are then samples, cols channels
+    layout: str = LAST  # of images: where their channels are
     bytes_per_second: float | None = None
     share_of_copy: float | None = None
     spread: float | None = None  # width of the middle four fifths of the samples, as a ratio of the median
@@ -68,7 +70,7 @@ class Timing:
 
     @property
     def shape(self) -> str:
-        return shape_name(self.rows, self.cols, self.pixels)
+        return shape_name(self.rows, self.cols, self.pixels, self.layout)
 
     @property
     def label(self) -> str:
@@ -102,6 +104,7 @@ class Check:
     differing: int
     compared: int
     pixels: int = 1
+    layout: str = LAST
     stale: bool = False
 
     @property
@@ -110,7 +113,7 @@ class Check:
 
     @property
     def shape(self) -> str:
-        return shape_name(self.rows, self.cols, self.pixels)
+        return shape_name(self.rows, self.cols, self.pixels, self.layout)
 
     @property
     def label(self) -> str:
@@ -191,9 +194,9 @@ def number(entry: dict, key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def shape_name(rows: int, cols: int, pixels: int) -> str:
-    """As benchmarks are named: 1024x4096, or 32x64x3136 where there are pixels."""
-    return f"{rows}x{cols}x{pixels}" if pixels > 1 else f"{rows}x{cols}"
+def shape_name(rows: int, cols: int, pixels: int, layout: str = LAST) -> str:
+    """As benchmarks are named: 1024x4096, or 32x64x3136 where there are pixels, 32x64x3136-first where these come last."""
+    return f"{rows}x{cols}x{pixels}{'-first' if layout == FIRST else ''}" if pixels > 1 else f"{rows}x{cols}"
 
 
 def timing_of(entry: dict, stale: bool) -> Timing | None:
@@ -207,10 +210,11 @@ def timing_of(entry: dict, stale: bool) -> Timing | None:
     seconds = number(entry, "median_seconds")
     if seconds is None:
         return None
-    rows, cols, pixels = (*map(int, shape.split("x")), 1)[:3]
+    numbers, _, first = shape.partition("-")
+    rows, cols, pixels = (*map(int, numbers.split("x")), 1)[:3]
     samples = number(entry, "samples")
     return Timing(
-        stage, variant, operation, dtype, rows, cols, mode, seconds, pixels,
+        stage, variant, operation, dtype, rows, cols, mode, seconds, pixels, FIRST if first else LAST,
         bytes_per_second=number(entry, "bytes_per_second"),
         share_of_copy=number(entry, "share_of_copy"),
         spread=number(entry, "spread"),
@@ -218,6 +222,12 @@ def timing_of(entry: dict, stale: bool) -> Timing | None:
         counters={key: float(value) for key, value in entry.items() if number(entry, key) is not None},
         stale=stale,
     )
+
+
+def with_layout(timing: Timing, checks: Iterable[Check]) -> Timing:
+    """Names of benchmarks did not always tell the layout; the checks beside them do, where they have but one."""
+    layouts = {c.layout for c in checks if (c.rows, c.cols, c.pixels) == (timing.rows, timing.cols, timing.pixels)} if timing.pixels > 1 else set()
+    return replace(timing, layout=layouts.pop()) if len(layouts) == 1 else timing
 
 
 def check_of(entry: dict, stale: bool) -> Check:
@@ -229,6 +239,7 @@ def check_of(entry: dict, stale: bool) -> Check:
         differing=int(entry["differing"]),
         compared=int(entry["compared"]),
         pixels=int(entry.get("pixels", 1)),
+        layout=entry.get("layout", LAST),
         stale=stale,
     )
 
@@ -276,6 +287,7 @@ class Repository:
         try:
             timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
             checks = tuple(check_of(e, stale) for e in document.get("checks", []))
+            timings = tuple(with_layout(t, checks) for t in timings)
             launches = tuple(launch_of(e, e, stale) for e in document.get("resources", []))
         except (KeyError, ValueError, TypeError) as error:
             shown = path.relative_to(self.root) if path.is_relative_to(self.root) else path

@@ -82,7 +82,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int
 
 
 def shape_text(entry: Timing | Check) -> str:
-    return entry.shape.replace("x", " x ")
+    return entry.shape.replace("x", " x ").replace("-first", ", channels first")
 
 
 def dagger(text: str, stale: bool) -> str:

@@ -446,6 +446,8 @@ class Tables(Playground):
         self.assertTrue(lines[0].endswith("| share of a stream |"), lines[0])
         self.assertTrue(lines[4].startswith("| *a stream of the same reads and writes* | 40.0 |"), lines[4])
         self.assertIn("`batchnorm_train`, fp32, 32 x 64 x 49", lines[-1])
+        self.results("02_tree", [benchmark("02_tree", "tile", 50.0, operation="batchnorm_train", shape=shape) for shape in ("32x64x49", "32x64x49-first")])
+        self.assertIn("32 x 64 x 49, channels first", self.table("ladder stage=02_tree shape=32x64x49-first")[-1])
         key = "02_tree/best/batchnorm_train/fp32/32x64x49/cold"
         self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=us -->"), "50.0 µs")
 
@@ -830,8 +832,9 @@ class Merge(unittest.TestCase):
 
     def test_checks_of_other_problems_are_others(self) -> None:
         one = check("08_batchnorm", "tile", "normal", 1.0)
-        merged, _ = self.merge(run_of("08_batchnorm", checks=[one]), run_of("08_batchnorm", checks=[one | {"pixels": 49}, one | {"dtype": "bf16"}]))
-        self.assertEqual(len(merged["checks"]), 3)
+        merged, _ = self.merge(run_of("08_batchnorm", checks=[one]), run_of("08_batchnorm", checks=[one | {"pixels": 49}, one | {"dtype": "bf16"},
+                                                                                               one | {"pixels": 49, "layout": "channels_first"}]))
+        self.assertEqual(len(merged["checks"]), 4)
 
     def test_refuses_runs_that_do_not_belong_together(self) -> None:
         for key in ("commit", "source_hash", "gpu", "driver", "flags", "dirty"):
