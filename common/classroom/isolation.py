@@ -1,0 +1,273 @@
+"""Runs a program that nobody vouches for: with limits on what it can take, and, where the machine lets us, out of sight of
+all that is not its own.
+
+Three ways, the strongest first; the first that works here is used, and reports say which it was:
+
+    bubblewrap as root   own processes, network and files (Linux namespaces), a user id of its own
+    bubblewrap           the same with the id of the user who grades, in a user namespace
+    limits alone         limits and a process group; as root also a user id of its own
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FIRST_USER = 61000  # user ids that nobody has; slot n has this and n
+MEBIBYTE = 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+OUTPUT_BYTES = 4 * MEBIBYTE  # of what a program prints; more ends it
+SHOWN_BYTES = 6000  # of it, that is kept
+SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64", "lib32")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one run."""
+
+    cpu_seconds: int
+    wall_seconds: float
+    memory_bytes: int  # of data, for each process; and in memory, for all together
+    reserved_bytes: int = 0  # of addresses, beside that: a counting program reserves some without using them
+    file_bytes: int = 256 * MEBIBYTE  # for each file
+    temporary_bytes: int = 256 * MEBIBYTE  # of all in /tmp; bubblewrap only
+    processes: int = 64  # and threads
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    code: int | None  # None: it was ended by a signal
+    signal: int | None
+    timed_out: bool
+    stopped_for: str  # "memory" or "output" where it was ended for that; else empty
+    output: str  # the end of both streams
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """How programs are kept apart here."""
+
+    name: str  # "bubblewrap" or "limits alone"
+    as_root: bool
+    note: str  # one sentence for the reports
+
+    @property
+    def has_namespaces(self) -> bool:
+        return self.name == "bubblewrap"
+
+
+class Cancelled(Exception):
+    """The grader was told to stop."""
+
+
+class Sandbox:
+    """Runs commands, each in a slot (a number); two at the same time have different slots."""
+
+    def __init__(self, wanted: str = "auto") -> None:
+        """`wanted`: auto, bubblewrap or limits. Raises ValueError where that cannot be had."""
+        self._lock = threading.Lock()
+        self._running: set[int] = set()
+        self.cancelled = threading.Event()
+        as_root = os.geteuid() == 0
+        sealed = Way("bubblewrap", as_root, "Each program ran in namespaces of its own (bubblewrap): it saw no other process, no network and no file but its own.")
+        bare = Way("limits alone", as_root, "There were no namespaces here, only limits and process groups" + (
+            ", and a user id for each slot." if as_root else ": a program could read what the grader's user can read, and end that user's processes."))
+        if wanted == "limits":
+            self.way = bare
+        elif self._works(sealed):
+            self.way = sealed
+        elif wanted == "auto":
+            self.way = bare
+        else:
+            raise ValueError("bubblewrap cannot be used here: it is not installed (the package is called bubblewrap), or this machine allows no namespaces")
+
+    def _works(self, way: Way) -> bool:
+        if not shutil.which("bwrap"):
+            return False
+        self.way = way
+        trial = Limits(5, 10, 512 * MEBIBYTE)
+        work = Path("/tmp")
+        return subprocess.run(self._command(["true"], 0, trial, work, (), ()), capture_output=True, check=False).returncode == 0
+
+    def user_of(self, slot: int) -> int | None:
+        """The user id that a slot's programs run with; None: the grader's own."""
+        return FIRST_USER + slot if self.way.as_root else None
+
+    def give(self, path: Path, slot: int) -> None:
+        """Makes a file or folder the slot's own."""
+        if (user := self.user_of(slot)) is not None:
+            os.chown(path, user, user)
+
+    def run(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path] = (), writable: Sequence[Path] = (),
+            environment: dict[str, str] | None = None, output: Path | None = None) -> Outcome:
+        """Runs a command in `folder`. With namespaces it sees the system's programs and libraries, `readable` and `writable`.
+
+        All that it has started has ended when this returns. `output` is a file of the grader's for what it prints. Raises Cancelled."""
+        if self.cancelled.is_set():
+            raise Cancelled
+        target = output or folder.with_suffix(".output")
+        token = f"{os.getpid()}-{slot}-{time.monotonic_ns()}"
+        begun = time.monotonic()
+        settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "WORKLOG_SANDBOX": token, **(environment or {})}
+        if not self.way.has_namespaces:
+            settings["TMPDIR"] = settings["HOME"] = str(folder)
+        with target.open("wb") as sink:
+            process = subprocess.Popen(self._command(command, slot, limits, folder, readable, writable), stdin=subprocess.DEVNULL, stdout=sink,
+                                       stderr=subprocess.STDOUT, env=settings, start_new_session=True, cwd="/" if self.way.has_namespaces else folder)
+        with self._lock:
+            self._running.add(process.pid)
+        timed_out, stopped_for = False, ""
+        try:
+            while process.poll() is None:
+                left = begun + limits.wall_seconds - time.monotonic()
+                if self.cancelled.is_set():
+                    raise Cancelled
+                if target.stat().st_size > OUTPUT_BYTES:
+                    stopped_for = "output"
+                elif memory_of(process.pid) > limits.memory_bytes:
+                    stopped_for = "memory"
+                timed_out = left <= 0
+                if timed_out or stopped_for:
+                    break
+                try:
+                    process.wait(min(left, 0.1))
+                except subprocess.TimeoutExpired:
+                    pass
+        finally:
+            end_group(process.pid)
+            self._end_others(slot, token)
+            process.wait()
+            with self._lock:
+                self._running.discard(process.pid)
+        text = tail_of(target)
+        code = process.returncode
+        ended_by = -code if code < 0 else code - 128 if self.way.has_namespaces and 128 < code <= 128 + signal.NSIG else None
+        timed_out = timed_out or ended_by == signal.SIGXCPU
+        return Outcome(None if ended_by else code, None if timed_out else ended_by, timed_out, stopped_for, text, time.monotonic() - begun)
+
+    def stop(self) -> None:
+        """Ends all that runs. Every run that is under way, or begins later, raises Cancelled."""
+        self.cancelled.set()
+        with self._lock:
+            for group in self._running:
+                end_group(group)
+
+    def _end_others(self, slot: int, token: str) -> None:
+        """What has left its process group. With namespaces there is nothing: all end with the first."""
+        if self.way.has_namespaces:
+            return
+        user = self.user_of(slot)
+        for _ in range(20):  # one that is being forked may be missed
+            found = [pid for pid in processes() if belongs(pid, user, token)]
+            if not found:
+                return
+            for pid in found:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            time.sleep(0.02)
+
+    def _command(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path], writable: Sequence[Path]) -> list[str]:
+        user = self.user_of(slot)
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if user is not None else []
+        processes_allowed = limits.processes + (0 if user is not None else own_processes())
+        limit = ["prlimit", "--core=0", f"--cpu={limits.cpu_seconds}", f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={processes_allowed}", "--nofile=256", "--"]
+        if not self.way.has_namespaces:
+            return [*(become or ["setpriv", "--no-new-privs"]), "--pdeathsig=KILL", *limit, *command]
+        words = ["setpriv", "--pdeathsig=KILL", "bwrap", "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
+        words += ["--cap-drop", "ALL"]
+        if user is not None:
+            words += [word for capability in ("SETUID", "SETGID", "SETPCAP") for word in ("--cap-add", f"CAP_{capability}")]
+        else:
+            words += ["--unshare-user"]
+        words += ["--ro-bind", "/usr", "/usr"]
+        for name in SYSTEM_FOLDERS:
+            path = Path("/", name)
+            if path.is_symlink():
+                words += ["--symlink", os.readlink(path), str(path)]
+            elif path.is_dir():
+                words += ["--ro-bind", str(path), str(path)]
+        words += ["--perms", "0755", "--dir", "/etc"]
+        for name in ("ld.so.cache", "alternatives"):
+            words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.temporary_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
+        above = {parent for path in (*readable, *writable) for parent in path.parents} - {Path("/"), Path("/tmp"), Path("/usr")}
+        for parent in sorted(above - set(readable) - set(writable)):  # bubblewrap would make them for root alone
+            words += ["--perms", "0755", "--dir", str(parent)]
+        for path in readable:
+            words += ["--ro-bind", str(path), str(path)]
+        for path in writable:
+            words += ["--bind", str(path), str(path)]
+        if any(folder == path or folder.is_relative_to(path) for path in (*readable, *writable)):
+            words += ["--chdir", str(folder)]
+        else:
+            words += ["--chdir", "/tmp"]
+        return [*words, "--", *become, *limit, *command]
+
+
+def end_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def belongs(pid: int, user: int | None, token: str) -> bool:
+    """Whether a process runs with a slot's user id, or, without one, was started in this run."""
+    try:
+        if user is not None:
+            return os.stat(f"/proc/{pid}").st_uid == user
+        return f"WORKLOG_SANDBOX={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def memory_of(first: int) -> int:
+    """Bytes in memory of a process and all below it."""
+    parents, resident = {}, {}
+    for pid in processes():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[pid], resident[pid] = int(fields[1]), int(fields[21]) * PAGE
+
+    def is_below(pid: int) -> bool:
+        while pid > 1 and pid != first:
+            pid = parents.get(pid, 0)
+        return pid == first
+
+    return sum(size for pid, size in resident.items() if is_below(pid))
+
+
+def own_processes() -> int:
+    """Processes and threads of this user: its limit counts them all."""
+    count = 0
+    for pid in processes():
+        try:
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{pid}/task"))
+        except OSError:
+            pass
+    return count
+
+
+def tail_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - SHOWN_BYTES))
+        return file.read(SHOWN_BYTES).decode(errors="replace")
