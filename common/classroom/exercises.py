@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUGS = "bugs"  # stands where a stage's number does
 BUG_FOLDER = Path("common/classroom/bug_hunt")
 SOURCE = "kernels.cuh"  # what the reader writes
-FOLDER = re.compile(r"([1-9])_([a-z0-9_]+)")
+FOLDER = re.compile(r"([1-9][0-9]?)_([a-z0-9_]+)")
 
 KEYS = {"title": str, "task": str, "minutes": int, "difficulty": int, "variant": (str, type(None)), "checks": list,
         "counted": (str, type(None)), "goals": list, "speed": (dict, type(None))}
@@ -139,9 +139,8 @@ def goal_of(data: Mapping[str, Any]) -> Goal:
 
 def all_exercises(root: Path = ROOT) -> list[Exercise]:
     """Every exercise, in the order of the ladder, the bug hunt last."""
-    folders = [file.parent for file in sorted(root.glob("[0-9][0-9]_*/exercise/*/exercise.json"))]
-    folders += [file.parent for file in sorted((root / BUG_FOLDER).glob("*/exercise.json"))]
-    return [load(folder, root) for folder in folders]
+    found = [load(file.parent, root) for pattern in ("[0-9][0-9]_*/exercise", str(BUG_FOLDER)) for file in root.glob(f"{pattern}/*/exercise.json")]
+    return sorted(found, key=lambda each: (each.is_bug, each.stage, each.number))
 
 
 def find(name: str, root: Path = ROOT) -> list[Exercise]:
