@@ -344,8 +344,10 @@ NW_API nw_status nw_kernel_at(size_t index, const nw_kernel** kernel);
 NW_API nw_status nw_find_kernel(const char* stage, const char* variant, nw_operation operation, nw_dtype dtype,
                                 nw_dtype param_dtype, const nw_kernel** kernel);
 NW_API nw_status nw_describe_kernel(const nw_kernel* kernel, nw_kernel_info* info);
-// Runs the kernel. `args` points to its operation's struct, whose types must be the kernel's. Only the final kernels
-// may write in place; what else a variant cannot do is said with NW_ERROR_UNSUPPORTED.
+// Runs the kernel. `args` points to its operation's struct, whose types must be the kernel's. A variant that is not
+// final writes in place only where that is what it is there for; what else it cannot do is said with
+// NW_ERROR_UNSUPPORTED. Where the library is the CPU build, stage 07's variants that clear their workspace want none to
+// be given, and have their own.
 NW_API nw_status nw_launch(const nw_kernel* kernel, const void* args, void* stream);
 
 #ifdef __cplusplus

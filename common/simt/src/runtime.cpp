@@ -264,44 +264,63 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return sticky_error;
 }
 
+// Asked for at each launch, so not by way of the properties, which ask how much memory is free.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  cudaDeviceProp properties;
-  const cudaError_t error = cudaGetDeviceProperties(&properties, device);
-  if (error != cudaSuccess) return error;
-  const std::map<cudaDeviceAttr, size_t> values{
-      {cudaDevAttrMaxThreadsPerBlock, max_threads},
-      {cudaDevAttrMaxBlockDimX, max_threads},
-      {cudaDevAttrMaxBlockDimY, max_threads},
-      {cudaDevAttrMaxBlockDimZ, 64},
-      {cudaDevAttrMaxGridDimX, 0x7fffffff},
-      {cudaDevAttrMaxGridDimY, 65535},
-      {cudaDevAttrMaxGridDimZ, 65535},
-      {cudaDevAttrMaxSharedMemoryPerBlock, properties.sharedMemPerBlock},
-      {cudaDevAttrWarpSize, warp_size},
-      {cudaDevAttrClockRate, 0},
-      {cudaDevAttrMultiProcessorCount, static_cast<size_t>(properties.multiProcessorCount)},
-      {cudaDevAttrIntegrated, 1},
-      {cudaDevAttrConcurrentKernels, 1},
-      {cudaDevAttrMemoryClockRate, 0},
-      {cudaDevAttrGlobalMemoryBusWidth, 0},
-      {cudaDevAttrL2CacheSize, l2_bytes},
-      {cudaDevAttrMaxThreadsPerMultiProcessor, threads_per_multiprocessor},
-      {cudaDevAttrUnifiedAddressing, 1},
-      {cudaDevAttrComputeCapabilityMajor, 9},
-      {cudaDevAttrComputeCapabilityMinor, 0},
-      {cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_per_multiprocessor},
-      {cudaDevAttrMaxRegistersPerMultiprocessor, 65536},
-      {cudaDevAttrManagedMemory, 1},
-      {cudaDevAttrCooperativeLaunch, 1},
-      {cudaDevAttrMaxSharedMemoryPerBlockOptin, max_shared_bytes},
-      {cudaDevAttrMaxBlocksPerMultiprocessor, blocks_per_multiprocessor},
-      {cudaDevAttrReservedSharedMemoryPerBlock, shared_reserved_per_block},
-      {cudaDevAttrClusterLaunch, 1},
+  if (device != 0) return remember_error(cudaErrorInvalidDevice);
+  if (sticky_error != cudaSuccess) return sticky_error;
+  const auto answer = [value](auto number) {
+    *value = static_cast<int>(number);
+    return cudaSuccess;
   };
-  const auto found = values.find(attribute);
-  if (found == values.end()) return remember_error(cudaErrorInvalidValue);
-  *value = static_cast<int>(found->second);
-  return cudaSuccess;
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY:
+      return answer(max_threads);
+    case cudaDevAttrMaxBlockDimZ:
+      return answer(64);
+    case cudaDevAttrMaxGridDimX:
+      return answer(0x7fffffff);
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ:
+      return answer(65535);
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return answer(shared_by_default);
+    case cudaDevAttrWarpSize:
+      return answer(warp_size);
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate:
+    case cudaDevAttrGlobalMemoryBusWidth:
+    case cudaDevAttrComputeCapabilityMinor:
+      return answer(0);
+    case cudaDevAttrMultiProcessorCount:
+      return answer(multiprocessors());
+    case cudaDevAttrIntegrated:
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrClusterLaunch:
+      return answer(1);
+    case cudaDevAttrL2CacheSize:
+      return answer(l2_bytes);
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      return answer(threads_per_multiprocessor);
+    case cudaDevAttrComputeCapabilityMajor:
+      return answer(9);
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return answer(shared_per_multiprocessor);
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      return answer(65536);
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return answer(max_shared_bytes);
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      return answer(blocks_per_multiprocessor);
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      return answer(shared_reserved_per_block);
+    default:
+      return remember_error(cudaErrorInvalidValue);
+  }
 }
 
 cudaError_t cudaDeviceSynchronize() {

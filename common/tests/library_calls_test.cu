@@ -1,0 +1,244 @@
+// What a call of the library costs on the host: which allocations it makes, and how long it takes from the C function
+// to the launch. The library's objects are linked into this program, where the linker puts the functions below in the
+// place of CUDA's: they count, they answer as an H200 would, and the launch launches nothing.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <string_view>
+
+#include "common/harness/arguments.h"
+#include "common/harness/launch.cuh"
+#include "common/library/norm_worklog.h"
+
+namespace {
+
+int launches = 0;
+int device_allocations = 0;
+int questions = 0;  // to CUDA, of the device and of kernels
+thread_local int64_t host_allocations = 0;
+
+alignas(256) char device_memory[64];
+
+int answer_of_h200(cudaDeviceAttr attribute) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      return 132;
+    case cudaDevAttrComputeCapabilityMajor:
+      return 9;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return 227 * 1024;
+    case cudaDevAttrClusterLaunch:
+      return 1;
+    default:
+      ADD_FAILURE() << "another attribute is asked for: " << attribute;
+      return 0;
+  }
+}
+
+cudaError_t allocate(void** pointer) {
+  ++device_allocations;
+  *pointer = device_memory;
+  return cudaSuccess;
+}
+
+cudaError_t answer(int* value, int with) {
+  ++questions;
+  *value = with;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+// The linker's --wrap knows functions by the names that the compiler makes of them.
+cudaError_t of_launch(const cudaLaunchConfig_t&,
+                      simt::detail::Call) asm("__wrap__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
+cudaError_t of_malloc(void**, size_t) asm("__wrap__Z10cudaMallocPPvm");
+cudaError_t of_malloc_async(void**, size_t, cudaStream_t) asm("__wrap__Z15cudaMallocAsyncPPvmP11CUstream_st");
+cudaError_t of_free_async(void*, cudaStream_t) asm("__wrap__Z13cudaFreeAsyncPvP11CUstream_st");
+cudaError_t of_get_device(int*) asm("__wrap__Z13cudaGetDevicePi");
+cudaError_t of_get_attribute(int*, cudaDeviceAttr, int) asm("__wrap__Z22cudaDeviceGetAttributePi14cudaDeviceAttri");
+cudaError_t of_set_attribute(const void*, cudaFuncAttribute,
+                             int) asm("__wrap__Z20cudaFuncSetAttributePKv17cudaFuncAttributei");
+cudaError_t of_blocks(int*, const void*, int,
+                      size_t) asm("__wrap__Z45cudaOccupancyMaxActiveBlocksPerMultiprocessorPiPKvim");
+cudaError_t of_clusters(int*, const void*, const cudaLaunchConfig_t*) asm(
+    "__wrap__Z30cudaOccupancyMaxActiveClustersPiPKvPK18cudaLaunchConfig_t");
+
+cudaError_t of_launch(const cudaLaunchConfig_t&, simt::detail::Call) {
+  ++launches;
+  return cudaSuccess;
+}
+cudaError_t of_malloc(void** pointer, size_t) {
+  return allocate(pointer);
+}
+cudaError_t of_malloc_async(void** pointer, size_t, cudaStream_t) {
+  return allocate(pointer);
+}
+cudaError_t of_free_async(void*, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t of_get_device(int* device) {
+  return answer(device, 0);
+}
+cudaError_t of_get_attribute(int* value, cudaDeviceAttr attribute, int) {
+  return answer(value, answer_of_h200(attribute));
+}
+cudaError_t of_set_attribute(const void*, cudaFuncAttribute, int) {
+  ++questions;
+  return cudaSuccess;
+}
+cudaError_t of_blocks(int* blocks, const void*, int, size_t) {
+  return answer(blocks, 1);
+}
+cudaError_t of_clusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  return answer(clusters, 32);
+}
+
+void* operator new(size_t bytes) {
+  ++host_allocations;
+  if (void* const data = std::malloc(bytes)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept {
+  std::free(data);
+}
+void operator delete(void* data, size_t) noexcept {
+  std::free(data);
+}
+
+namespace worklog {
+namespace {
+
+// Addresses that nothing is read from, since nothing is launched.
+template <class T = void>
+T* address(int number) {
+  return reinterpret_cast<T*>(uintptr_t{1} << 40 | static_cast<uintptr_t>(number) << 32);
+}
+
+constexpr int64_t rows = 64;
+constexpr int64_t cols = 4096;
+
+template <class Args>
+Args struct_of() {
+  Args a = {};
+  a.size = sizeof a;
+  a.dtype = NW_BF16;
+  a.param_dtype = NW_FP32;
+  a.x = address(1);
+  a.gamma = address(2);
+  if constexpr (requires { a.rows; }) {
+    a.rows = rows;
+    a.cols = cols;
+    a.x_stride = cols;
+  } else {
+    a.samples = rows;
+    a.channels = cols;
+    a.pixels = 1;
+  }
+  if constexpr (requires { a.y; }) a.y = address(3);
+  if constexpr (requires { a.y_stride; }) a.y_stride = cols;
+  if constexpr (requires { a.h; }) {
+    a.residual = address(4);
+    a.h = address(5);
+    a.residual_stride = a.h_stride = cols;
+  }
+  if constexpr (requires { a.beta; }) a.beta = address(6);
+  if constexpr (requires { a.mean; }) a.mean = address<float>(7);
+  if constexpr (requires { a.rstd; }) a.rstd = address<float>(8);
+  if constexpr (requires { a.dy; }) {
+    a.dy = address(9);
+    a.dx = address(10);
+    a.dgamma = address(11);
+  }
+  if constexpr (requires { a.dy_stride; }) a.dy_stride = a.dx_stride = cols;
+  if constexpr (requires { a.dbeta; }) a.dbeta = address(12);
+  if constexpr (requires { a.running_mean; }) {
+    a.running_mean = address<float>(13);
+    a.running_var = address<float>(14);
+  }
+  if constexpr (requires { a.save_mean; }) {
+    a.save_mean = address<float>(15);
+    a.save_invstd = address<float>(16);
+  }
+  if constexpr (requires { a.workspace; }) {
+    a.workspace = address(17);
+    a.workspace_bytes = size_t{1} << 31;
+  }
+  return a;
+}
+
+// Calls function(name, struct, the C function) for each operation.
+template <class Function>
+void for_each_operation(Function&& function) {
+  function("layernorm_forward", struct_of<nw_layernorm_forward_args>(), nw_layernorm_forward);
+  function("rmsnorm_forward", struct_of<nw_rmsnorm_forward_args>(), nw_rmsnorm_forward);
+  function("add_layernorm_forward", struct_of<nw_add_layernorm_forward_args>(), nw_add_layernorm_forward);
+  function("add_rmsnorm_forward", struct_of<nw_add_rmsnorm_forward_args>(), nw_add_rmsnorm_forward);
+  function("layernorm_backward", struct_of<nw_layernorm_backward_args>(), nw_layernorm_backward);
+  function("rmsnorm_backward", struct_of<nw_rmsnorm_backward_args>(), nw_rmsnorm_backward);
+  function("batchnorm_train", struct_of<nw_batchnorm_train_args>(), nw_batchnorm_train);
+  function("batchnorm_inference", struct_of<nw_batchnorm_inference_args>(), nw_batchnorm_inference);
+  function("batchnorm_backward", struct_of<nw_batchnorm_backward_args>(), nw_batchnorm_backward);
+}
+
+TEST(LibraryCalls, AllocateNothingWhereAWorkspaceIsGiven) {
+  for_each_operation([](const char* name, auto args, auto function) {
+    SCOPED_TRACE(name);
+    ASSERT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();  // the first call gathers the variants
+    launches = 0;
+    device_allocations = 0;
+    const int64_t before = host_allocations;
+    const nw_status status = function(&args, nullptr);
+    const int64_t allocations = host_allocations - before;
+    EXPECT_EQ(status, NW_OK) << nw_last_error();
+    EXPECT_GE(launches, 1);
+    EXPECT_EQ(device_allocations, 0);
+    EXPECT_EQ(allocations, 0);
+  });
+}
+
+TEST(LibraryCalls, AllocateOnceWhereNoWorkspaceIsGiven) {
+  for_each_operation([](const char* name, auto args, auto function) {
+    SCOPED_TRACE(name);
+    if constexpr (requires { args.workspace; }) {
+      args.workspace = nullptr;
+      device_allocations = 0;
+      EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+      EXPECT_EQ(device_allocations, 1);
+    }
+  });
+}
+
+// The least of many, since other programs run on the machine. What CUDA takes itself is not in it: for the launch, and
+// to answer what the stages ask before it, which is counted.
+TEST(LibraryCalls, TakeLittleTime) {
+  fmt::print("{:<22} {:>16} {:>16} {:>10}\n", "", "to the launch", "asks of CUDA", "launches");
+  for_each_operation([](const char* name, auto args, auto function) {
+    SCOPED_TRACE(name);
+    launches = questions = 0;
+    ASSERT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+    const int launches_of_call = launches;
+    const int questions_of_call = questions;
+    double least = 1;  // s
+    for (int sample = 0; sample < 200; ++sample) {
+      constexpr int calls = 100;
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < calls; ++i) function(&args, nullptr);
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+      least = std::min(least, taken.count() / calls);
+    }
+    fmt::print("{:<22} {:>13.0f} ns {:>16} {:>10}\n", name, least * 1e9, questions_of_call, launches_of_call);
+    // Under the sanitizers the time is theirs.
+#ifndef __SANITIZE_ADDRESS__
+    const bool searches = std::string_view(name).starts_with("batchnorm");  // for how to cut the tensor into tiles
+    EXPECT_LT(least, searches ? 1e-5 : 1e-6);
+#endif
+  });
+}
+
+}  // namespace
+}  // namespace worklog

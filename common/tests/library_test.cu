@@ -1,0 +1,794 @@
+// libnormworklog through its C interface: every operation against the reference, what it refuses and says, threads,
+// streams, graphs and workspaces.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/harness/device.h"
+#include "common/harness/device_buffer.h"
+#include "common/harness/launch.cuh"
+#include "common/harness/problem.h"
+#include "common/harness/workspace.h"
+#include "common/library/norm_worklog.h"
+
+namespace worklog {
+namespace {
+
+// --- From a problem of the harness to a call -------------------------------------------------------------------------
+
+nw_operation operation_of(Operation operation) {
+  switch (operation) {
+    case Operation::layernorm_forward:
+      return NW_LAYERNORM_FORWARD;
+    case Operation::rmsnorm_forward:
+      return NW_RMSNORM_FORWARD;
+    case Operation::add_layernorm_forward:
+      return NW_ADD_LAYERNORM_FORWARD;
+    case Operation::add_rmsnorm_forward:
+      return NW_ADD_RMSNORM_FORWARD;
+    case Operation::rmsnorm_backward:
+      return NW_RMSNORM_BACKWARD;
+    case Operation::batchnorm_train:
+      return NW_BATCHNORM_TRAIN;
+    case Operation::batchnorm_inference:
+      return NW_BATCHNORM_INFERENCE;
+    case Operation::batchnorm_backward:
+      return NW_BATCHNORM_BACKWARD;
+    default:
+      return NW_LAYERNORM_BACKWARD;
+  }
+}
+
+nw_dtype dtype_of(Dtype dtype) {
+  return dtype == Dtype::fp32 ? NW_FP32 : dtype == Dtype::fp16 ? NW_FP16 : NW_BF16;
+}
+
+const DeviceTensor& find(const DeviceArguments& a, std::string_view name) {
+  static const DeviceTensor absent = {};
+  for (const DeviceTensor& tensor : a.tensors) {
+    if (tensor.name == name) return tensor;
+  }
+  return absent;
+}
+void* pointer(const DeviceArguments& a, std::string_view name) {
+  return find(a, name).data;
+}
+float* floats(const DeviceArguments& a, std::string_view name) {
+  return static_cast<float*>(pointer(a, name));
+}
+
+// Whatever fields a struct has get what the problem has for them.
+template <class Args>
+Args struct_of(const DeviceArguments& a) {
+  Args s = {};
+  s.size = sizeof s;
+  s.dtype = dtype_of(a.options.dtype);
+  s.param_dtype = dtype_of(a.options.param_dtype);
+  if constexpr (requires { s.x; }) s.x = pointer(a, "x");
+  if constexpr (requires { s.x_stride; }) s.x_stride = find(a, "x").stride;
+  if constexpr (requires { s.residual; }) s.residual = pointer(a, "residual");
+  if constexpr (requires { s.residual_stride; }) s.residual_stride = find(a, "residual").stride;
+  if constexpr (requires { s.gamma; }) s.gamma = pointer(a, "gamma");
+  if constexpr (requires { s.beta; }) s.beta = pointer(a, "beta");
+  if constexpr (requires { s.h; }) s.h = pointer(a, "h");
+  if constexpr (requires { s.h_stride; }) s.h_stride = find(a, "h").stride;
+  if constexpr (requires { s.y; }) s.y = pointer(a, "y");
+  if constexpr (requires { s.y_stride; }) s.y_stride = find(a, "y").stride;
+  if constexpr (requires { s.mean; }) s.mean = floats(a, "mean");
+  if constexpr (requires { s.rstd; }) s.rstd = floats(a, "rstd");
+  if constexpr (requires { s.dy; }) s.dy = pointer(a, "dy");
+  if constexpr (requires { s.dy_stride; }) s.dy_stride = find(a, "dy").stride;
+  if constexpr (requires { s.dh; }) s.dh = pointer(a, "dh");
+  if constexpr (requires { s.dh_stride; }) s.dh_stride = find(a, "dh").stride;
+  if constexpr (requires { s.dx; }) s.dx = pointer(a, "dx");
+  if constexpr (requires { s.dx_stride; }) s.dx_stride = find(a, "dx").stride;
+  if constexpr (requires { s.dgamma; }) s.dgamma = pointer(a, "dgamma");
+  if constexpr (requires { s.dbeta; }) s.dbeta = pointer(a, "dbeta");
+  if constexpr (requires { s.running_mean; }) s.running_mean = floats(a, "running_mean");
+  if constexpr (requires { s.running_var; }) s.running_var = floats(a, "running_var");
+  if constexpr (requires { s.save_mean; }) s.save_mean = floats(a, "save_mean");
+  if constexpr (requires { s.save_invstd; }) s.save_invstd = floats(a, "save_invstd");
+  if constexpr (requires { s.eps; }) s.eps = a.options.eps;
+  if constexpr (requires { s.momentum; }) s.momentum = a.options.momentum;
+  if constexpr (requires { s.round_before_gamma; }) s.round_before_gamma = a.options.round_before_gamma ? 1 : 0;
+  if constexpr (requires { s.rows; }) {
+    s.rows = a.options.rows;
+    s.cols = a.options.cols;
+  } else {
+    s.samples = a.options.rows;
+    s.channels = a.options.cols;
+    s.pixels = a.options.pixels;
+    s.layout = a.options.layout == ChannelLayout::channels_first ? NW_CHANNELS_FIRST : NW_CHANNELS_LAST;
+  }
+  return s;
+}
+
+// Calls function(struct, the operation's own function).
+template <class Function>
+auto with_struct(const DeviceArguments& a, Function&& function) {
+  switch (operation_of(a.options.operation)) {
+    case NW_LAYERNORM_FORWARD:
+      return function(struct_of<nw_layernorm_forward_args>(a), nw_layernorm_forward);
+    case NW_RMSNORM_FORWARD:
+      return function(struct_of<nw_rmsnorm_forward_args>(a), nw_rmsnorm_forward);
+    case NW_ADD_LAYERNORM_FORWARD:
+      return function(struct_of<nw_add_layernorm_forward_args>(a), nw_add_layernorm_forward);
+    case NW_ADD_RMSNORM_FORWARD:
+      return function(struct_of<nw_add_rmsnorm_forward_args>(a), nw_add_rmsnorm_forward);
+    case NW_RMSNORM_BACKWARD:
+      return function(struct_of<nw_rmsnorm_backward_args>(a), nw_rmsnorm_backward);
+    case NW_BATCHNORM_TRAIN:
+      return function(struct_of<nw_batchnorm_train_args>(a), nw_batchnorm_train);
+    case NW_BATCHNORM_INFERENCE:
+      return function(struct_of<nw_batchnorm_inference_args>(a), nw_batchnorm_inference);
+    case NW_BATCHNORM_BACKWARD:
+      return function(struct_of<nw_batchnorm_backward_args>(a), nw_batchnorm_backward);
+    default:
+      return function(struct_of<nw_layernorm_backward_args>(a), nw_layernorm_backward);
+  }
+}
+
+// Room for a call to work in: what nw_workspace_size asks for and no byte more.
+template <class Args>
+DeviceMemory give_workspace(Operation operation, Args& args) {
+  size_t bytes = 0;
+  EXPECT_EQ(nw_workspace_size(operation_of(operation), &args, &bytes), NW_OK) << nw_last_error();
+  DeviceMemory memory(static_cast<int64_t>(bytes));
+  if constexpr (requires { args.workspace; }) {
+    EXPECT_GT(bytes, 0u);
+    args.workspace = memory.data();
+    args.workspace_bytes = bytes;
+  } else {
+    EXPECT_EQ(bytes, 0u);
+  }
+  return memory;
+}
+
+enum class Room { none, given };
+
+nw_status call(const DeviceArguments& arguments, Room room, void* stream) {
+  return with_struct(arguments, [&](auto args, auto function) {
+    if (room == Room::none) return function(&args, stream);
+    const DeviceMemory memory = give_workspace(arguments.options.operation, args);
+    const nw_status status = function(&args, stream);
+    check_cuda(cudaDeviceSynchronize(), "running the kernels");
+    return status;
+  });
+}
+
+void expect_right(const Problem& problem, const Workspace& workspace) {
+  check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  const Comparison comparison = problem.compare(workspace.download(), {.summation = Summation::pairwise});
+  EXPECT_TRUE(comparison.passed) << comparison.describe();
+  for (const std::string& sentence : workspace.damage()) ADD_FAILURE() << sentence;
+}
+
+std::string shown(const ProblemOptions& o) {
+  return std::string(name_of(o.operation)) + " " + std::string(name_of(o.dtype)) + "/" +
+         std::string(name_of(o.param_dtype)) + " " + std::to_string(o.rows) + " x " + std::to_string(o.cols) + " x " +
+         std::to_string(o.pixels) + (o.layout == ChannelLayout::channels_first ? " channels first" : "") +
+         ", padding " + std::to_string(o.row_padding);
+}
+
+bool is_batchnorm(Operation operation) {
+  return operation >= Operation::batchnorm_train;
+}
+
+constexpr Operation all_operations[] = {Operation::layernorm_forward,      Operation::rmsnorm_forward,
+                                        Operation::add_layernorm_forward,  Operation::add_rmsnorm_forward,
+                                        Operation::layernorm_backward,     Operation::rmsnorm_backward,
+                                        Operation::add_layernorm_backward, Operation::batchnorm_train,
+                                        Operation::batchnorm_inference,    Operation::batchnorm_backward};
+
+struct Types {
+  Dtype dtype, param_dtype;
+};
+constexpr Types all_types[] = {{Dtype::fp32, Dtype::fp32},
+                               {Dtype::fp16, Dtype::fp16},
+                               {Dtype::fp16, Dtype::fp32},
+                               {Dtype::bf16, Dtype::bf16},
+                               {Dtype::bf16, Dtype::fp32}};
+
+std::vector<ProblemOptions> problems_of(Operation operation) {
+  std::vector<ProblemOptions> problems;
+  const auto add = [&](ProblemOptions options) {
+    options.operation = operation;
+    for (const auto& [dtype, param_dtype] : all_types) {
+      options.dtype = dtype;
+      options.param_dtype = param_dtype;
+      problems.push_back(options);
+    }
+  };
+  if (is_batchnorm(operation)) {
+    add({.rows = 33, .cols = 64});
+    add({.rows = 7, .cols = 19, .pixels = 49});
+    add({.rows = 7, .cols = 16, .pixels = 49, .layout = ChannelLayout::channels_first});
+  } else {
+    add({.rows = 6, .cols = 1024});
+    add({.rows = 3, .cols = 1001});
+    add({.rows = 5, .cols = 192, .row_padding = 64});
+    add({.rows = 2, .cols = 4097, .row_padding = 3});
+    add({.rows = 1, .cols = 12288});
+  }
+  return problems;
+}
+
+class Library : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      current_device();
+    } catch (const NoDevice& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+};
+
+class Stream {
+ public:
+  Stream() { check_cuda(cudaStreamCreate(&stream_), "creating a stream"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// --- Results ---------------------------------------------------------------------------------------------------------
+
+TEST_F(Library, EveryOperationIsRight) {
+  for (const Operation operation : all_operations) {
+    for (const ProblemOptions& options : problems_of(operation)) {
+      SCOPED_TRACE(shown(options));
+      const Problem problem(options);
+      Workspace workspace(problem, options.row_padding % 2);
+      EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
+      expect_right(problem, workspace);
+    }
+  }
+}
+
+TEST_F(Library, AWorkspaceIsHadWhereNoneIsGiven) {
+  for (const Operation operation : {Operation::layernorm_backward, Operation::rmsnorm_backward,
+                                    Operation::batchnorm_train, Operation::batchnorm_backward}) {
+    const Problem problem({.operation = operation, .rows = 40, .cols = 96});
+    Workspace workspace(problem, 0);
+    EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+    expect_right(problem, workspace);
+  }
+}
+
+TEST_F(Library, OptionalTensorsMayBeNull) {
+  struct Without {
+    Operation operation;
+    std::vector<std::string> absent;
+  };
+  for (const Without& each : {Without{Operation::layernorm_forward, {"gamma", "beta", "mean", "rstd"}},
+                              {Operation::rmsnorm_forward, {"gamma", "rstd"}},
+                              {Operation::add_layernorm_forward, {"gamma", "beta", "mean", "rstd"}},
+                              {Operation::add_rmsnorm_forward, {"gamma", "rstd"}},
+                              {Operation::layernorm_backward, {"gamma", "dgamma", "dbeta"}},
+                              {Operation::layernorm_backward, {"dx"}},
+                              {Operation::rmsnorm_backward, {"gamma", "dgamma"}},
+                              {Operation::rmsnorm_backward, {"dx"}},
+                              {Operation::batchnorm_train, {"gamma", "beta", "running_mean", "running_var"}},
+                              {Operation::batchnorm_inference, {"gamma", "beta"}},
+                              {Operation::batchnorm_backward, {"gamma", "dgamma", "dbeta"}},
+                              {Operation::batchnorm_backward, {"dx"}}}) {
+    SCOPED_TRACE(name_of(each.operation));
+    const Problem problem({.operation = each.operation, .rows = 9, .cols = 200, .absent = each.absent});
+    Workspace workspace(problem, 0);
+    EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
+    expect_right(problem, workspace);
+  }
+}
+
+TEST_F(Library, RmsNormRoundsBeforeGammaWhereItIsAskedTo) {
+  const Problem problem({.operation = Operation::rmsnorm_forward,
+                         .dtype = Dtype::bf16,
+                         .param_dtype = Dtype::bf16,
+                         .rows = 4,
+                         .cols = 512,
+                         .round_before_gamma = true});
+  Workspace workspace(problem, 0);
+  EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
+}
+
+TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
+  struct InPlace {
+    Operation operation;
+    std::vector<Variant::Overwrite> overwritten;
+  };
+  for (const InPlace& each : {InPlace{Operation::layernorm_forward, {{"x", "y"}}},
+                              {Operation::rmsnorm_forward, {{"x", "y"}}},
+                              {Operation::add_layernorm_forward, {{"x", "h"}}},
+                              {Operation::add_layernorm_forward, {{"residual", "h"}, {"x", "y"}}},
+                              {Operation::add_rmsnorm_forward, {{"residual", "h"}}},
+                              {Operation::add_rmsnorm_forward, {{"x", "h"}, {"residual", "y"}}},
+                              {Operation::batchnorm_inference, {{"x", "y"}}}}) {
+    SCOPED_TRACE(name_of(each.operation));
+    for (const int64_t cols : {192, 1001, 8192}) {
+      const Problem problem({.operation = each.operation, .rows = 12, .cols = cols});
+      Workspace workspace(problem, 0);
+      workspace.overwrite(each.overwritten);
+      workspace.reset();
+      EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+      expect_right(problem, workspace);
+    }
+  }
+}
+
+// y in the place of h: the sum is lost, and y is what it would have been.
+TEST_F(Library, TheNormMayTakeThePlaceOfTheSum) {
+  const Problem problem({.operation = Operation::add_layernorm_forward, .rows = 5, .cols = 768});
+  Workspace apart(problem, 0);
+  ASSERT_EQ(call(apart.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+  Workspace together(problem, 0);
+  auto args = struct_of<nw_add_layernorm_forward_args>(together.arguments());
+  args.h = args.y;
+  ASSERT_EQ(nw_add_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
+  check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  const std::vector<HostTensor> one = apart.download();
+  const std::vector<HostTensor> other = together.download();
+  for (size_t i = 0; i < one.size(); ++i) {
+    if (one[i].spec.name != "y") continue;
+    EXPECT_EQ(one[i].bytes, other[i].bytes);
+  }
+}
+
+TEST_F(Library, WithoutRowsOnlyTheSumsAreWritten) {
+  for (const Operation operation : all_operations) {
+    for (const Types& types : {all_types[0], all_types[3]}) {
+      ProblemOptions options = {
+          .operation = operation, .dtype = types.dtype, .param_dtype = types.param_dtype, .rows = 0, .cols = 50};
+      SCOPED_TRACE(shown(options));
+      const Problem problem(options);
+      Workspace workspace(problem, 0);
+      with_struct(workspace.arguments(), [&](auto args, auto function) {
+        args.x = nullptr;  // where there are no elements, there may be no memory
+        EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+      });
+      check_cuda(cudaDeviceSynchronize(), "running the kernels");
+      for (const HostTensor& tensor : workspace.download()) {
+        if (tensor.spec.name != "dgamma" && tensor.spec.name != "dbeta") continue;
+        EXPECT_EQ(tensor.bytes, std::vector<std::byte>(tensor.bytes.size())) << tensor.spec.name;
+      }
+      for (const std::string& sentence : workspace.damage()) ADD_FAILURE() << sentence;
+    }
+  }
+}
+
+// --- Threads, streams, graphs ----------------------------------------------------------------------------------------
+
+TEST_F(Library, TwoThreadsWorkOnTwoStreams) {
+  const auto work = [](Operation operation, uint64_t seed) {
+    const Stream stream;
+    for (int64_t rows = 3; rows < 43; rows += 8) {
+      const Problem problem({.operation = operation, .rows = rows, .cols = 640, .seed = seed});
+      Workspace workspace(problem, 0);
+      EXPECT_EQ(call(workspace.arguments(), Room::given, stream.get()), NW_OK) << nw_last_error();
+      expect_right(problem, workspace);
+    }
+  };
+  std::thread one(work, Operation::layernorm_backward, 1);
+  std::thread other(work, Operation::layernorm_forward, 2);
+  one.join();
+  other.join();
+}
+
+TEST_F(Library, EachThreadHasItsOwnLastError) {
+  nw_layernorm_forward_args args = {};
+  EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE);
+  const std::string mine = nw_last_error();
+  EXPECT_NE(mine, "");
+  std::thread([] {
+    EXPECT_STREQ(nw_last_error(), "");
+    EXPECT_EQ(nw_layernorm_forward(nullptr, nullptr), NW_ERROR_NULL);
+    EXPECT_STREQ(nw_last_error(), "args must not be null");
+  }).join();
+  EXPECT_EQ(nw_last_error(), mine);
+}
+
+TEST_F(Library, AGraphCanBeCapturedWhereAWorkspaceIsGiven) {
+  for (const Operation operation : all_operations) {
+    SCOPED_TRACE(name_of(operation));
+    const Problem problem({.operation = operation, .rows = 24, .cols = 256});
+    Workspace workspace(problem, 0);
+    const Stream stream;
+    with_struct(workspace.arguments(), [&](auto args, auto function) {
+      const DeviceMemory memory = give_workspace(operation, args);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capturing");
+      const nw_status status = function(&args, stream.get());
+      check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capturing");
+      EXPECT_EQ(status, NW_OK) << nw_last_error();
+      check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
+      for (int i = 0; i < 2; ++i) {
+        workspace.reset();
+        check_cuda(cudaGraphLaunch(executable, stream.get()), "launching a graph");
+        expect_right(problem, workspace);
+      }
+      cudaGraphExecDestroy(executable);
+      cudaGraphDestroy(graph);
+    });
+  }
+}
+
+// --- What is refused -------------------------------------------------------------------------------------------------
+
+// A call that is right but for what a test changes.
+template <class Args>
+class Valid {
+ public:
+  explicit Valid(ProblemOptions options) : problem_(options), workspace_(problem_, 0) {
+    args = struct_of<Args>(workspace_.arguments());
+    memory_ = std::make_unique<DeviceMemory>(give_workspace(options.operation, args));
+  }
+  Args args;
+
+ private:
+  Problem problem_;
+  Workspace workspace_;
+  std::unique_ptr<DeviceMemory> memory_;
+};
+
+void expect_refused(nw_status got, nw_status want, const std::string& sentence) {
+  EXPECT_STREQ(nw_status_name(got), nw_status_name(want));
+  EXPECT_EQ(std::string(nw_last_error()).substr(0, sentence.size()), sentence);
+}
+
+void* beside(const void* data, int64_t bytes) {
+  return static_cast<std::byte*>(const_cast<void*>(data)) + bytes;
+}
+
+TEST_F(Library, RefusesWhatIsWrongInAForwardPass) {
+  const auto refuses = [](auto change, nw_status status, const std::string& sentence) {
+    Valid<nw_layernorm_forward_args> valid({.operation = Operation::layernorm_forward,
+                                            .dtype = Dtype::bf16,
+                                            .param_dtype = Dtype::fp32,
+                                            .rows = 10,
+                                            .cols = 64,
+                                            .row_padding = 16});
+    change(valid.args);
+    expect_refused(nw_layernorm_forward(&valid.args, nullptr), status, sentence);
+  };
+  using Args = nw_layernorm_forward_args;
+  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 104; it is 8");
+  refuses([](Args& a) { a.size = size_t{1} << 40; }, NW_ERROR_STRUCT_SIZE, "size is ");
+  refuses([](Args& a) { a.dtype = 3; }, NW_ERROR_TYPE,
+          "dtype must be NW_FP32 (0), NW_FP16 (1) or NW_BF16 (2); it is 3");
+  refuses([](Args& a) { a.dtype = -1; }, NW_ERROR_TYPE, "dtype must be");
+  refuses([](Args& a) { a.param_dtype = NW_FP16; }, NW_ERROR_TYPE, "param_dtype must be dtype, 2, or NW_FP32 (0)");
+  refuses([](Args& a) { a.param_dtype = 7; }, NW_ERROR_TYPE, "param_dtype must be");
+  refuses([](Args& a) { a.rows = -1; }, NW_ERROR_SHAPE, "rows must be from 0 to 2147483648; it is -1");
+  refuses([](Args& a) { a.rows = int64_t{1} << 32; }, NW_ERROR_SHAPE, "rows must be");
+  refuses([](Args& a) { a.cols = 0; }, NW_ERROR_SHAPE, "cols must be from 1 to 1048576; it is 0");
+  refuses([](Args& a) { a.cols = (1 << 20) + 1; }, NW_ERROR_SHAPE, "cols must be");
+  refuses([](Args& a) { a.eps = -1e-6f; }, NW_ERROR_VALUE, "eps must be a finite number, 0 or more");
+  refuses([](Args& a) { a.eps = std::numeric_limits<float>::quiet_NaN(); }, NW_ERROR_VALUE, "eps must be");
+  refuses([](Args& a) { a.eps = std::numeric_limits<float>::infinity(); }, NW_ERROR_VALUE, "eps must be");
+  refuses([](Args& a) { a.x = nullptr; }, NW_ERROR_NULL, "x must not be null");
+  refuses([](Args& a) { a.y = nullptr; }, NW_ERROR_NULL, "y must not be null");
+  refuses([](Args& a) { a.x_stride = 63; }, NW_ERROR_STRIDE,
+          "x_stride must be at least 64, the elements of a row; it is 63");
+  refuses([](Args& a) { a.y_stride = -80; }, NW_ERROR_STRIDE, "y_stride must be at least 64");
+  refuses([](Args& a) { a.x_stride = std::numeric_limits<int64_t>::max() / 4; }, NW_ERROR_STRIDE, "x_stride is ");
+  refuses([](Args& a) { a.x = beside(a.x, 1); }, NW_ERROR_ALIGNMENT, "x must be aligned to its elements of 2 bytes");
+  refuses([](Args& a) { a.gamma = beside(a.gamma, 2); }, NW_ERROR_ALIGNMENT,
+          "gamma must be aligned to its elements of 4");
+  refuses([](Args& a) { a.y = beside(a.x, 2); }, NW_ERROR_OVERLAP,
+          "y overlaps x: in its place it must have the same pointer and the same stride");
+  refuses([](Args& a) { a.y = const_cast<void*>(a.x), a.y_stride = 96; }, NW_ERROR_OVERLAP, "y overlaps x");
+  refuses([](Args& a) { a.y = const_cast<void*>(a.gamma); }, NW_ERROR_OVERLAP, "y must not overlap gamma");
+  refuses([](Args& a) { a.rstd = a.mean + 9; }, NW_ERROR_OVERLAP, "mean must not overlap rstd");
+  refuses([](Args& a) { a.mean = static_cast<float*>(a.y); }, NW_ERROR_OVERLAP, "y must not overlap mean");
+}
+
+TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
+  const ProblemOptions rows = {.rows = 10, .cols = 64};
+  {
+    ProblemOptions options = rows;
+    options.operation = Operation::rmsnorm_forward;
+    Valid<nw_rmsnorm_forward_args> valid(options);
+    valid.args.round_before_gamma = 2;
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE,
+                   "round_before_gamma must be 0 or 1; it is 2");
+  }
+  {
+    ProblemOptions options = rows;
+    options.operation = Operation::add_rmsnorm_forward;
+    Valid<nw_add_rmsnorm_forward_args> valid(options);
+    const nw_add_rmsnorm_forward_args right = valid.args;
+    valid.args.residual = nullptr;
+    expect_refused(nw_add_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_NULL, "residual must not be null");
+    valid.args = right;
+    valid.args.h = beside(right.x, 4);
+    expect_refused(nw_add_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_OVERLAP, "h overlaps x");
+    valid.args = right;
+    valid.args.h_stride = 60;
+    expect_refused(nw_add_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_STRIDE, "h_stride must be at least 64");
+    valid.args = right;
+    valid.args.y = beside(right.h, 64);
+    expect_refused(nw_add_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_OVERLAP, "h must not overlap y");
+  }
+  {
+    ProblemOptions options = rows;
+    options.operation = Operation::add_layernorm_backward;
+    Valid<nw_layernorm_backward_args> valid(options);
+    const nw_layernorm_backward_args right = valid.args;
+    const auto refuses = [&](auto change, nw_status status, const std::string& sentence) {
+      valid.args = right;
+      change(valid.args);
+      expect_refused(nw_layernorm_backward(&valid.args, nullptr), status, sentence);
+    };
+    using Args = nw_layernorm_backward_args;
+    refuses([](Args& a) { a.mean = nullptr; }, NW_ERROR_NULL, "mean must not be null");
+    refuses([](Args& a) { a.rstd = nullptr; }, NW_ERROR_NULL, "rstd must not be null");
+    refuses([](Args& a) { a.dy = nullptr; }, NW_ERROR_NULL, "dy must not be null");
+    refuses([](Args& a) { a.dh_stride = 1; }, NW_ERROR_STRIDE, "dh_stride must be at least 64");
+    refuses([](Args& a) { a.dx = const_cast<void*>(a.dy); }, NW_ERROR_OVERLAP, "dx must not overlap dy");
+    refuses([](Args& a) { a.dgamma = const_cast<void*>(a.gamma); }, NW_ERROR_OVERLAP, "dgamma must not overlap gamma");
+    refuses([](Args& a) { a.workspace_bytes -= 1; }, NW_ERROR_WORKSPACE,
+            "workspace_bytes must be at least 524288; it is 524287");
+    refuses([](Args& a) { a.workspace = beside(a.workspace, 8); }, NW_ERROR_ALIGNMENT,
+            "workspace must be aligned to 16 bytes");
+    refuses([](Args& a) { a.workspace = a.dx; }, NW_ERROR_OVERLAP, "dx must not overlap workspace");
+  }
+  {
+    Valid<nw_batchnorm_train_args> valid({.operation = Operation::batchnorm_train, .rows = 6, .cols = 8, .pixels = 4});
+    const nw_batchnorm_train_args right = valid.args;
+    const auto refuses = [&](auto change, nw_status status, const std::string& sentence) {
+      valid.args = right;
+      change(valid.args);
+      expect_refused(nw_batchnorm_train(&valid.args, nullptr), status, sentence);
+    };
+    using Args = nw_batchnorm_train_args;
+    refuses([](Args& a) { a.samples = -1; }, NW_ERROR_SHAPE, "samples must be from 0 to 2147483648; it is -1");
+    refuses([](Args& a) { a.channels = 0; }, NW_ERROR_SHAPE, "channels must be from 1");
+    refuses([](Args& a) { a.pixels = 0; }, NW_ERROR_SHAPE, "pixels must be from 1");
+    refuses([](Args& a) { a.samples = a.pixels = 1 << 20; }, NW_ERROR_SHAPE,
+            "samples * pixels must be at most 2147483648");
+    refuses([](Args& a) { a.samples = a.pixels = 1; }, NW_ERROR_SHAPE, "samples * pixels must be 0 or at least 2");
+    refuses([](Args& a) { a.layout = 2; }, NW_ERROR_VALUE, "layout must be");
+    refuses([](Args& a) { a.momentum = 1.5f; }, NW_ERROR_VALUE, "momentum must be from 0 to 1; it is 1.5");
+    refuses([](Args& a) { a.momentum = std::numeric_limits<float>::quiet_NaN(); }, NW_ERROR_VALUE, "momentum must be");
+    refuses([](Args& a) { a.save_mean = nullptr; }, NW_ERROR_NULL, "save_mean must not be null");
+    refuses([](Args& a) { a.y = const_cast<void*>(a.x); }, NW_ERROR_OVERLAP, "y must not overlap x");
+    refuses([](Args& a) { a.running_var = a.running_mean; }, NW_ERROR_OVERLAP,
+            "running_mean must not overlap running_var");
+    refuses([](Args& a) { a.workspace_bytes = 0; }, NW_ERROR_WORKSPACE, "workspace_bytes must be at least");
+  }
+  {
+    Valid<nw_batchnorm_inference_args> valid({.operation = Operation::batchnorm_inference, .rows = 6, .cols = 8});
+    valid.args.running_var = nullptr;
+    expect_refused(nw_batchnorm_inference(&valid.args, nullptr), NW_ERROR_NULL, "running_var must not be null");
+  }
+  {
+    Valid<nw_batchnorm_backward_args> valid({.operation = Operation::batchnorm_backward, .rows = 6, .cols = 8});
+    valid.args.save_invstd = nullptr;
+    expect_refused(nw_batchnorm_backward(&valid.args, nullptr), NW_ERROR_NULL, "save_invstd must not be null");
+  }
+}
+
+TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
+  const Problem problem({.rows = 3, .cols = 32});
+  Workspace workspace(problem, 0);
+  struct Later {
+    nw_layernorm_forward_args args;
+    int64_t further = 0;
+  } later = {struct_of<nw_layernorm_forward_args>(workspace.arguments())};
+  later.args.size = sizeof later;
+  EXPECT_EQ(nw_layernorm_forward(&later.args, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
+  later.further = 1;
+  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 112: a later version");
+}
+
+// Columns of one matrix: the memory of one reaches into that of the other, and no element is in both.
+TEST_F(Library, TensorsMayBeColumnsOfOneMatrix) {
+  constexpr int64_t rows = 7, cols = 40, stride = 100;
+  std::vector<float> values(rows * stride);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * i % 101);
+  DeviceBuffer matrix(Dtype::fp32, rows * stride);
+  matrix.upload(reinterpret_cast<const std::byte*>(values.data()));
+  auto* const data = static_cast<float*>(matrix.data());
+  nw_layernorm_forward_args args = {};
+  args.size = sizeof args;
+  args.x = data + 60;
+  args.y = data;
+  args.rows = rows;
+  args.cols = cols;
+  args.x_stride = args.y_stride = stride;
+  args.eps = 1e-5f;
+  EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
+  check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  std::vector<float> after(values.size());
+  matrix.download(reinterpret_cast<std::byte*>(after.data()));
+  for (int64_t row = 0; row < rows; ++row) {
+    double mean = 0, m2 = 0;
+    for (int64_t col = 60; col < stride; ++col) mean += values[row * stride + col] / cols;
+    for (int64_t col = 60; col < stride; ++col) m2 += std::pow(values[row * stride + col] - mean, 2);
+    for (int64_t col = 0; col < stride; ++col) {
+      const float before = values[row * stride + col];
+      const double want = col < cols ? (values[row * stride + col + 60] - mean) / std::sqrt(m2 / cols + 1e-5) : before;
+      ASSERT_NEAR(after[row * stride + col], want, 1e-4) << row << ", " << col;
+    }
+  }
+  args.y = data + 21;  // its last column is x's first
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_OVERLAP, "y overlaps x");
+  args.y = data + 99;  // its second column is the next row's first: y's own rows reach into x
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_OVERLAP, "y overlaps x");
+}
+
+TEST(LibraryWithoutDevice, SaysThatThereIsNone) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) GTEST_SKIP() << "there is a device";
+  float values[4] = {};
+  nw_layernorm_forward_args args = {};
+  args.size = sizeof args;
+  args.x = values;
+  args.y = values;
+  args.rows = 1;
+  args.cols = 4;
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_NO_DEVICE, "");
+  EXPECT_NE(std::string(nw_last_error()), "");
+}
+
+// --- Workspace sizes -------------------------------------------------------------------------------------------------
+
+TEST(LibraryWorkspace, IsAskedForByShapeAlone) {
+  nw_layernorm_backward_args args = {};
+  args.size = sizeof args;
+  args.rows = 5;
+  args.cols = 1000;
+  size_t bytes = 0;
+  EXPECT_EQ(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, &bytes), NW_OK) << nw_last_error();
+  EXPECT_EQ(bytes, backward_workspace(1000) * sizeof(float));
+  expect_refused(nw_workspace_size(9, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 8; it is 9");
+  expect_refused(nw_workspace_size(-1, &args, &bytes), NW_ERROR_VALUE, "operation must be");
+  expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, nullptr, &bytes), NW_ERROR_NULL, "args must not be null");
+  expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, nullptr), NW_ERROR_NULL, "bytes must not be null");
+  args.cols = -4;
+  expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, &bytes), NW_ERROR_SHAPE, "cols must be");
+}
+
+// --- Stages and variants ---------------------------------------------------------------------------------------------
+
+nw_kernel_info describe(const nw_kernel* kernel) {
+  nw_kernel_info info = {};
+  info.size = sizeof info;
+  EXPECT_EQ(nw_describe_kernel(kernel, &info), NW_OK) << nw_last_error();
+  return info;
+}
+
+TEST(LibraryVariants, AreFoundByName) {
+  std::set<std::string> stages;
+  int finals = 0;
+  for (size_t i = 0; i < nw_kernel_count(); ++i) {
+    const nw_kernel* kernel = nullptr;
+    ASSERT_EQ(nw_kernel_at(i, &kernel), NW_OK) << nw_last_error();
+    const nw_kernel_info info = describe(kernel);
+    stages.insert(info.stage);
+    EXPECT_STRNE(info.note, "");
+    const nw_kernel* found = nullptr;
+    EXPECT_EQ(nw_find_kernel(info.stage, info.variant, info.operation, info.dtype, info.param_dtype, &found), NW_OK);
+    EXPECT_EQ(found, kernel) << info.stage << " " << info.variant;
+    if (info.is_final == 0) continue;
+    ++finals;
+    EXPECT_EQ(nw_find_kernel(nullptr, nullptr, info.operation, info.dtype, info.param_dtype, &found), NW_OK);
+    EXPECT_EQ(found, kernel);
+  }
+  EXPECT_EQ(stages, (std::set<std::string>{"01_naive", "02_shared_reduction", "03_warp_shuffle", "04_vectorized",
+                                           "05_welford", "06_fused_residual", "07_backward", "08_batchnorm"}));
+  EXPECT_EQ(finals, 9 * 5);
+}
+
+TEST(LibraryVariants, AreMissedByOtherNames) {
+  const nw_kernel* kernel = nullptr;
+  const auto find = [&](const char* stage, const char* variant, nw_operation operation, nw_dtype dtype) {
+    return nw_find_kernel(stage, variant, operation, dtype, NW_FP32, &kernel);
+  };
+  expect_refused(find("09_none", "x", 0, 0), NW_ERROR_NO_SUCH_KERNEL, "stage: there is no kernel");
+  expect_refused(find("05_welford", "x", 0, 0), NW_ERROR_NO_SUCH_KERNEL, "variant: there is no kernel");
+  expect_refused(find("05_welford", "chan", 1, 0), NW_ERROR_NO_SUCH_KERNEL, "operation: there is no kernel");
+  expect_refused(find("01_naive", "thread_per_row", 0, 2), NW_ERROR_NO_SUCH_KERNEL, "dtype: there is no kernel");
+  expect_refused(find("01_naive", nullptr, 0, 0), NW_ERROR_NULL, "variant must not be null");
+  expect_refused(find("01_naive", "thread_per_row", 0, 5), NW_ERROR_TYPE, "dtype must be");
+  expect_refused(find("01_naive", "thread_per_row", 12, 0), NW_ERROR_VALUE, "operation must be");
+  expect_refused(nw_find_kernel("a", "b", 0, 0, 0, nullptr), NW_ERROR_NULL, "kernel must not be null");
+  expect_refused(nw_kernel_at(nw_kernel_count(), &kernel), NW_ERROR_VALUE, "index must be less than");
+  expect_refused(nw_describe_kernel(nullptr, nullptr), NW_ERROR_NULL, "kernel must not be null");
+  expect_refused(nw_launch(nullptr, nullptr, nullptr), NW_ERROR_NULL, "kernel must not be null");
+}
+
+// Every variant that can do a small, well-behaved problem, on it.
+TEST_F(Library, EveryVariantIsRightByItsName) {
+  for (const Operation operation : all_operations) {
+    for (const auto& [dtype, param_dtype] : all_types) {
+      const ProblemOptions options = {.operation = operation,
+                                      .dtype = dtype,
+                                      .param_dtype = param_dtype,
+                                      .rows = 20,
+                                      .cols = 96,
+                                      .input = Input::uniform};
+      const Problem problem(options);
+      Workspace workspace(problem, 0);
+      for (size_t i = 0; i < nw_kernel_count(); ++i) {
+        const nw_kernel* kernel = nullptr;
+        ASSERT_EQ(nw_kernel_at(i, &kernel), NW_OK);
+        const nw_kernel_info info = describe(kernel);
+        if (info.operation != operation_of(operation) || info.dtype != dtype_of(dtype) ||
+            info.param_dtype != dtype_of(param_dtype)) {
+          continue;
+        }
+        SCOPED_TRACE(std::string(info.stage) + " " + info.variant + " " + shown(options));
+        workspace.reset();
+        with_struct(workspace.arguments(), [&](auto args, auto) {
+          const DeviceMemory memory = give_workspace(operation, args);
+          // Some clear it with cudaMemsetAsync. Of the CPU layer there are two in this process, the program's and the
+          // library's, and each clears what it has allocated itself.
+          if constexpr (on_cpu_layer() && requires { args.workspace; }) args.workspace = nullptr;
+          EXPECT_EQ(nw_launch(kernel, &args, nullptr), NW_OK) << nw_last_error();
+          check_cuda(cudaDeviceSynchronize(), "running the kernels");
+        });
+        check_cuda(cudaDeviceSynchronize(), "running the kernels");
+        const Comparison comparison = problem.compare(workspace.download());
+        EXPECT_TRUE(comparison.passed) << comparison.describe();
+      }
+    }
+  }
+}
+
+TEST_F(Library, AVariantIsRefusedWhatItCannotDo) {
+  const nw_kernel* kernel = nullptr;
+  ASSERT_EQ(nw_find_kernel("05_welford", "chan", NW_LAYERNORM_FORWARD, NW_FP32, NW_FP32, &kernel), NW_OK);
+  Valid<nw_layernorm_forward_args> wide({.rows = 1, .cols = 20000});
+  expect_refused(nw_launch(kernel, &wide.args, nullptr), NW_ERROR_UNSUPPORTED,
+                 "kernel chan of 05_welford is limited: cols");
+
+  Valid<nw_layernorm_forward_args> valid({.rows = 4, .cols = 64});
+  valid.args.y = const_cast<void*>(valid.args.x);  // what only the final kernel promises
+  expect_refused(nw_launch(kernel, &valid.args, nullptr), NW_ERROR_OVERLAP, "y must not overlap x");
+  valid.args.dtype = NW_BF16;
+  expect_refused(nw_launch(kernel, &valid.args, nullptr), NW_ERROR_TYPE, "dtype must be the kernel's, 0; it is 2");
+
+  Valid<nw_add_rmsnorm_forward_args> sum({.operation = Operation::add_rmsnorm_forward, .rows = 4, .cols = 64});
+  sum.args.h = const_cast<void*>(sum.args.residual);
+  ASSERT_EQ(nw_find_kernel("06_fused_residual", "unfused", NW_ADD_RMSNORM_FORWARD, NW_FP32, NW_FP32, &kernel), NW_OK);
+  expect_refused(nw_launch(kernel, &sum.args, nullptr), NW_ERROR_OVERLAP, "h must not overlap residual");
+  ASSERT_EQ(nw_find_kernel("06_fused_residual", "fused_inplace", NW_ADD_RMSNORM_FORWARD, NW_FP32, NW_FP32, &kernel),
+            NW_OK);
+  EXPECT_EQ(nw_launch(kernel, &sum.args, nullptr), NW_OK) << nw_last_error();
+  check_cuda(cudaDeviceSynchronize(), "running the kernels");
+}
+
+// --- Version ---------------------------------------------------------------------------------------------------------
+
+TEST(LibraryVersion, IsTheHeaders) {
+  EXPECT_EQ(nw_abi_version(), NW_ABI_VERSION);
+  EXPECT_STREQ(nw_version(), WORKLOG_VERSION);
+  EXPECT_STREQ(nw_backend(), on_cpu_layer() ? "cpu" : "cuda");
+}
+
+TEST(LibraryVersion, EveryStatusHasItsName) {
+  std::set<std::string> names;
+  for (nw_status status = NW_OK; status <= NW_ERROR_INTERNAL; ++status) names.insert(nw_status_name(status));
+  EXPECT_EQ(names.size(), static_cast<size_t>(NW_ERROR_INTERNAL) + 1);
+  EXPECT_STREQ(nw_status_name(NW_OK), "NW_OK");
+  EXPECT_STREQ(nw_status_name(NW_ERROR_UNSUPPORTED), "NW_ERROR_UNSUPPORTED");
+  EXPECT_STREQ(nw_status_name(NW_ERROR_INTERNAL), "NW_ERROR_INTERNAL");
+  EXPECT_STREQ(nw_status_name(-1), "unknown status");
+  EXPECT_STREQ(nw_status_name(NW_ERROR_INTERNAL + 1), "unknown status");
+}
+
+}  // namespace
+}  // namespace worklog
