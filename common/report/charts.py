@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import math
 import sys
 import textwrap
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import drawings
 from figures import percent, significant, size_of
-from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
+from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
 from tables import BASELINES, case_of, showcase
 
@@ -752,6 +753,53 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(repository.root / "docs" / "charts" / f"roofline_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an operation."""
+    import compare
+
+    path = repository.root / "docs" / "compare" / f"{gpu}.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    old = compare.stale_operations(document, repository.root)
+    lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
+    for entry in document["benchmarks"]:
+        variant, cell, mode = compare.cell_of(entry["name"])
+        if mode != "cold" or cell.dtype != "bf16" or variant == compare.COPY or cell.operation.startswith("batchnorm"):
+            continue
+        of_variant = lines.setdefault(cell.operation, {}).setdefault(variant, {})
+        of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, entry["share_of_copy"]))
+    if not lines:
+        return None
+    names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
+    columns = min(3, len(lines))
+    figure, axes = page(3.6 * columns + 0.6, 2.9 * math.ceil(len(lines) / columns) + 0.9, math.ceil(len(lines) / columns), columns, sharey=True)
+    sentences = []
+    for ax, (operation, by_variant) in zip(axes, lines.items()):
+        for name, shares in by_variant.items():
+            color, marker, dash, _ = STYLES[names.index(name) % len(STYLES)]
+            cols = sorted(shares)
+            ax.plot(cols, [shares[c][1] for c in cols], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == compare.OURS else 1.2,
+                    label=PEER_LABELS.get(name, name), zorder=3 if name == compare.OURS else 2)
+        ax.set_title(operation + ("†" if operation in old else ""), fontsize=9.5)
+        cols_axis(ax, [c for shares in by_variant.values() for c in shares])
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.set_ylim(0, 1.1)
+        ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+        widest = {name: max(shares) for name, shares in by_variant.items()}
+        sentences.append(f"{operation}: " + ", ".join(f"{PEER_LABELS.get(n, n)} {percent(by_variant[n][c][1])} at {c} columns" for n, c in widest.items()))
+    for ax in axes[len(lines):]:
+        ax.set_visible(False)
+    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    title = "The final kernels beside other libraries: share of a copy of the same bytes"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    context = document["context"]
+    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width", f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}",
+             STALE_NOTE if old & lines.keys() else "")
+    return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
 # --- Two files beside each other ---------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
@@ -787,7 +835,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
-LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart)
+LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart)
 
 
 def gpus_with_results(repository: Repository) -> list[str]:

@@ -37,7 +37,7 @@ LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "
 COPIED = {".svg", ".png", ".json", ".cff"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
-DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "resources.md", "verified.md", "glossary.md")
+DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md", "resources.md", "verified.md", "glossary.md")
 
 
 def documents() -> list[Path]:

@@ -26,6 +26,9 @@ PEER_LABELS = {
     "torch.compile": "Inductor",
     "flash-attn triton": "flash-attn",
     "liger": "Liger",
+    "torch.compile max-autotune": "Inductor, max-autotune",
+    "triton tutorial": "Triton tutorial",
+    "transformer-engine": "TransformerEngine",
     "torch.copy_": "copy",
 }
 

@@ -520,6 +520,13 @@ def counting(place: Place) -> Table:
     return beside.counted_summary(place) if place.flag("sum") else beside.counted_beside_measured(place)
 
 
+def compare(place: Place) -> Table:
+    """The final kernels against the best other library, as ./worklog compare found it."""
+    import compare as against  # which makes tables of its own with what is above
+
+    return against.against_peers(place)
+
+
 def verified(place: Place) -> Table:
     """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage."""
     if not place.repository.has_verified(place.gpu):
@@ -661,6 +668,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
     "counting": (counting, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
+    "compare": (compare, {"gpu", "operation", "show"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

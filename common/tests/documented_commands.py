@@ -47,7 +47,7 @@ LEFT_OUT = {
     ".ci/run": "it is what runs this",
     "git ": "it changes the checkout",
 }
-NEED_GPU = ("./worklog bench", "./worklog verify", "python3 common/report/counters.py", "python3 common/report/verify.py", "python3 common/report/bench.py")
+NEED_GPU = ("./worklog bench", "./worklog verify", "./worklog compare", "python3 common/report/counters.py", "python3 common/report/verify.py", "python3 common/report/bench.py")
 
 
 @dataclass(frozen=True)

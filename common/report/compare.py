@@ -1,0 +1,578 @@
+#!/usr/bin/env python3
+"""Times the final kernels beside what people use, in one process on one GPU, and writes docs/compare/<gpu>.json.
+
+    ./worklog compare                  three minutes: a few widths of each operation
+    ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
+    ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
+    ./worklog compare --list           the cells, and which libraries are here
+
+A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are held
+against float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who begins
+changes with every round. `cold`: the L2 cache flushed before each call; `warm`: not; `graph`: replayed from a CUDA graph, so
+that no launcher's cost hides a small kernel; `python`: what the host's clock says for a whole step from Python, launch and all.
+The contenders are in peers/contenders.py. Needs PyTorch with CUDA, and a GPU build of the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import source_hash
+from programs import shown, write_json
+from results import ELEMENT_BYTES, ROOT, ReportError
+
+if TYPE_CHECKING:
+    from tables import Place, Table
+
+NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:
+  ./worklog run       checks every kernel on the CPU layer
+  ./worklog charts    draws the charts of the committed results"""
+
+STAGE = "compare"  # stands where a stage's name does in the names of the timings
+OURS, COPY = "ours", "copy"
+LEVEL = 0.02  # times that differ by less are level: medians of two runs of one kernel differ by as much
+TENSORS = {  # tensors of the cell's size that must be read or written once
+    "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4, "layernorm_backward": 3,
+    "rmsnorm_backward": 3, "add_layernorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2, "batchnorm_backward": 3,
+}
+STAGE_OF = {"layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_residual", "add_layernorm_forward": "06_fused_residual",
+            "add_rmsnorm_forward": "06_fused_residual", "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
+            "add_layernorm_backward": "07_backward", "batchnorm_train": "08_batchnorm", "batchnorm_inference": "08_batchnorm",
+            "batchnorm_backward": "08_batchnorm"}
+SMALL_BYTES = 16 * 2**20  # of a tensor: below it a launch takes as long as the kernel
+MODES = ("cold", "warm", "graph", "python")
+
+
+# --- The grid ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Cell:
+    operation: str
+    dtype: str
+    rows: int
+    cols: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation}/{self.dtype}/{self.rows}x{self.cols}"
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.rows * self.cols * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor_bytes * TENSORS[self.operation]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return MODES if self.tensor_bytes <= SMALL_BYTES else ("cold", "python")
+
+
+COLS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+ODD_COLS = (50, 1023, 4095, 4097, 12289, 50257)
+QUICK_COLS = (256, 1024, 4095, 4096, 16384, 65536)
+FEW_ROWS = ((1, 4096), (1, 65536), (64, 4096), (1024, 1024), (4096, 8192))
+BATCHES = ((1024, 64), (65536, 64), (1048576, 64), (65536, 256), (1048576, 256), (65536, 1000), (65536, 1024), (65536, 4096), (4096, 16384))
+
+
+def filling(mib: int, cols: int, dtype: str) -> int:
+    """As many rows as make a tensor of `mib` MiB, at most 1 M."""
+    return max(1, min(2**20, mib * 2**20 // (cols * ELEMENT_BYTES[dtype])))
+
+
+def grid(full: bool) -> list[Cell]:
+    """The cells, those that tell most first. A cell stands in it once."""
+    rows_operations = [operation for operation in TENSORS if not operation.startswith("batchnorm")]
+    batch_operations = [operation for operation in TENSORS if operation.startswith("batchnorm")]
+    cells: list[Cell] = []
+    if not full:
+        quick = ("layernorm_forward", "layernorm_backward", "add_rmsnorm_forward")
+        cells += [Cell(operation, "bf16", filling(64, cols, "bf16"), cols) for operation in quick for cols in QUICK_COLS]
+        cells += [Cell(operation, "fp32", 64, 4096) for operation in quick[:2]]
+        cells += [Cell(operation, "fp32", 65536, 256) for operation in ("batchnorm_train", "batchnorm_backward")]
+        return cells
+    for dtype in ("bf16", "fp32", "fp16"):
+        for cols in COLS + ODD_COLS:
+            cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for operation in rows_operations]
+        cells += [Cell(operation, dtype, rows, cols) for rows, cols in FEW_ROWS for operation in rows_operations]
+        cells += [Cell(operation, dtype, rows, cols) for rows, cols in BATCHES for operation in batch_operations]
+    return list(dict.fromkeys(cells))
+
+
+# --- Taking turns ------------------------------------------------------------------------------------------------------
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """Who comes when in a round: each begins as often as the others."""
+    begin = turn % len(names) if names else 0
+    return [*names[begin:], *names[:begin]]
+
+
+def take_turns(calls: dict[str, Callable[[], Any]], sample: Callable[[Callable[[], Any]], Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round. `sample` begins a measurement and returns what waits for its result."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        pending = [(name, sample(calls[name])) for name in rotated(list(calls), turn)]
+        for name, wait in pending:
+            samples[name].append(wait())
+    return samples
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(samples)
+    median = statistics.median(ordered)
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
+    return {"median_seconds": median, "spread": (high - low) / median if median else 0.0, "samples": len(ordered)}
+
+
+# --- Who is ahead ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Verdict:
+    """Us against the fastest of the others that computed the right thing."""
+
+    cell: Cell
+    mode: str
+    seconds: float
+    rival: str
+    rival_seconds: float
+    share_of_copy: float | None
+
+    @property
+    def ahead(self) -> float:
+        """How many times as fast as the best other we are."""
+        return self.rival_seconds / self.seconds
+
+    @property
+    def outcome(self) -> str:
+        return "lost" if self.ahead < 1 - LEVEL else "won" if self.ahead > 1 + LEVEL else "level"
+
+
+def cell_of(name: str) -> tuple[str, Cell, str]:
+    """(contender, cell, mode) of a timing's name."""
+    _, variant, operation, dtype, shape, mode = name.split("/")
+    rows, cols = map(int, shape.split("x"))
+    return variant, Cell(operation, dtype, rows, cols), mode
+
+
+def verdicts(document: dict[str, Any]) -> list[Verdict]:
+    """One for each cell and mode that we and at least one other have a right result in."""
+    wrong = {(entry["variant"], entry["cell"]) for entry in document.get("checks", []) if entry["verdict"] != "passed"}
+    by_cell: dict[tuple[Cell, str], dict[str, dict[str, Any]]] = {}
+    for entry in document["benchmarks"]:
+        variant, cell, mode = cell_of(entry["name"])
+        if variant != COPY and (variant, cell.name) not in wrong:
+            by_cell.setdefault((cell, mode), {})[variant] = entry
+    found = []
+    for (cell, mode), entries in by_cell.items():
+        others = {name: entry for name, entry in entries.items() if name != OURS}
+        if OURS not in entries or not others:
+            continue
+        rival = min(others, key=lambda name: others[name]["median_seconds"])
+        ours = entries[OURS]
+        found.append(Verdict(cell, mode, ours["median_seconds"], rival, others[rival]["median_seconds"], ours.get("share_of_copy")))
+    return found
+
+
+# --- The GPU -----------------------------------------------------------------------------------------------------------
+class Gpu:
+    """Measurements on the current CUDA device."""
+
+    device = "cuda"
+    AHEAD = 400_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
+    IN_A_GRAPH = 20
+    STEPS = 30
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        properties = torch.cuda.get_device_properties(0)
+        self.waste = torch.empty(max(256 * 2**20, 4 * properties.L2_cache_size), dtype=torch.uint8, device="cuda")
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def _timed(self, call: Callable[[], Any], before: Callable[[], Any] | None) -> Callable[[], float]:
+        torch = self.torch
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if before:
+            before()
+        torch.cuda._sleep(self.AHEAD)
+        begin.record()
+        call()
+        end.record()
+
+        def wait() -> float:
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3
+
+        return wait
+
+    def cold(self, call: Callable[[], Any]) -> Callable[[], float]:
+        return self._timed(call, self.waste.zero_)
+
+    def warm(self, call: Callable[[], Any]) -> Callable[[], float]:
+        return self._timed(call, call)
+
+    def captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """A CUDA graph of some calls. Raises what the capture raises."""
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(self.IN_A_GRAPH):
+                call()
+        graph.replay()
+        return graph.replay
+
+    def graph(self, replay: Callable[[], Any]) -> Callable[[], float]:
+        wait = self._timed(replay, replay)
+        return lambda: wait() / self.IN_A_GRAPH
+
+    def python(self, step: Callable[[], Any]) -> Callable[[], float]:
+        self.torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(self.STEPS):
+            step()
+        self.torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begun) / self.STEPS
+        return lambda: seconds
+
+
+# --- Checking ----------------------------------------------------------------------------------------------------------
+TOLERANCES = {"fp32": (1.3e-6, 1e-5), "fp16": (1e-3, 1e-5), "bf16": (1.6e-2, 1e-5)}  # of torch.testing.assert_close
+
+
+def reference(problem: Any) -> list[Any]:
+    """The outputs in float64: y (and h), or the gradients of problem.inputs()."""
+    import torch
+    import torch.nn.functional as F
+
+    from contenders import EPS, forward_of
+
+    p, forward = problem, forward_of(problem.operation)
+    h = (p.x.detach() if p.residual is None else (p.x + p.residual).detach()).double().requires_grad_()  # the sum is rounded, as all round it
+    gamma = p.gamma.detach().double().requires_grad_()
+    beta = None if p.beta is None else p.beta.detach().double().requires_grad_()
+    if forward == "batchnorm_train":
+        y = F.batch_norm(h, None, None, gamma, beta, True, 0.0, EPS)
+    elif forward == "batchnorm_inference":
+        y = F.batch_norm(h, p.running_mean.double(), p.running_var.double(), gamma, beta, False, 0.0, EPS)
+    else:
+        y = F.rms_norm(h, (p.cols,), gamma, EPS) if "rmsnorm" in forward else F.layer_norm(h, (p.cols,), gamma, beta, EPS)
+    if not p.gradients:
+        return [y.detach()] if p.residual is None else [y.detach(), h.detach()]
+    dh, *rest = torch.autograd.grad(y, [t for t in (h, gamma, beta) if t is not None], p.gradients[0].double())
+    if p.residual is None:
+        return [dh, *rest]
+    dh = dh + p.gradients[1].double()
+    return [dh, dh, *rest]
+
+
+def largest_excess(outputs: Sequence[Any], wanted: Sequence[Any], dtype: str, backward: bool) -> float:
+    """The largest error, in units of what is tolerated: 1 and less is right. NaN counts as infinite."""
+    worst = 0.0
+    rtol, atol = TOLERANCES[dtype]
+    for got, want in zip(outputs, wanted, strict=True):
+        got = got.detach().double().reshape(want.shape)
+        # A gradient is a sum whose terms cancel: its error is that of the terms.
+        level = float(want.square().mean().sqrt()) if backward and want.numel() else 0.0
+        allowed = (atol + rtol * (want.abs() + level)) * (4 if backward else 1)
+        excess = ((got - want).abs() / allowed).max().item() if want.numel() else 0.0
+        worst = max(worst, excess if math.isfinite(excess) else math.inf)
+    return worst
+
+
+# --- Running -----------------------------------------------------------------------------------------------------------
+def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str, Any]:
+    """The cell's checks, timings and absences."""
+    import torch
+    from contenders import Unavailable, make_problem, prepare
+
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
+    problem = make_problem(cell.operation, dtype, cell.rows, cell.cols, gpu.device)
+    wanted = reference(problem)
+    calls: dict[str, Callable[[], Any]] = {}
+    steps: dict[str, Callable[[], Any]] = {}
+    document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
+    for name in names:
+        try:
+            call, step = prepare(name, problem)
+            for _ in range(2):
+                outputs = call()
+            gpu.synchronize()
+        except Unavailable as error:
+            document["absent"].append({"variant": name, "cell": cell.name, "reason": str(error)})
+            continue
+        except Exception as error:  # noqa: BLE001: whatever another library raises, the others are still timed
+            if name == OURS:
+                raise
+            document["absent"].append({"variant": name, "cell": cell.name, "reason": f"{type(error).__name__}: {str(error)[:200]}"})
+            continue
+        excess = largest_excess(outputs if isinstance(outputs, (tuple, list)) else [outputs], wanted, cell.dtype, bool(problem.gradients))
+        verdict = "passed" if excess <= 1 else "failed"
+        document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": excess if math.isfinite(excess) else None})
+        if verdict == "passed":
+            calls[name], steps[name] = call, step
+    del wanted
+    source = torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device)
+    target = torch.empty_like(source)
+    calls[COPY] = steps[COPY] = lambda: target.copy_(source)
+    for mode in cell.modes:
+        timed = steps if mode == "python" else calls
+        if mode == "graph":
+            timed = {}
+            for name, call in calls.items():
+                try:
+                    timed[name] = gpu.captured(call)
+                except Exception as error:  # noqa: BLE001
+                    gpu.synchronize()
+                    document["absent"].append({"variant": name, "cell": f"{cell.name}/graph", "reason": f"{type(error).__name__}: {str(error)[:200]}"})
+        samples = take_turns(timed, getattr(gpu, mode), max(3, rounds // 3) if mode == "python" else rounds)
+        figures = {name: summary(values) for name, values in samples.items()}
+        copy = figures[COPY]["median_seconds"] if COPY in figures and mode != "python" else None
+        for name, figure in figures.items():
+            entry = {"name": f"{STAGE}/{name}/{cell.name}/{mode}", "run_type": "iteration", **figure, "bytes": cell.bytes}
+            entry["bytes_per_second"] = cell.bytes / figure["median_seconds"]
+            if copy:
+                entry["share_of_copy"] = copy / figure["median_seconds"]
+            document["benchmarks"].append(entry)
+    return document
+
+
+def command_output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
+    import importlib.metadata
+
+    import torch
+
+    gpu = torch.cuda.get_device_name()
+    versions = {}
+    for package in ("torch", "triton", "liger-kernel", "flash-attn", "quack-kernels", "transformer-engine", "apex"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "gpu": gpu,
+        "gpu_short": gpu.lower().removeprefix("nvidia ").removeprefix("geforce ").replace(" ", ""),
+        "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0:1],
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": command_output("git", "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "unknown"),
+        "dirty": "true" if command_output("git", "status", "--porcelain", "--untracked-files=no") else "false",
+        "source_hashes": {stage: source_hash.source_hash(stage) for stage in sorted(set(STAGE_OF.values()))},
+        "library": hashlib.sha256(library.read_bytes()).hexdigest(),
+        "software": versions,
+        "contenders": list(names),
+        "clocks_before": command_output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader"),
+    }
+
+
+def joined(context: dict[str, Any], parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The cells' documents as one."""
+    document: dict[str, Any] = {"context": context, "benchmarks": [], "checks": [], "absent": []}
+    absent: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        for key in ("benchmarks", "checks"):
+            document[key] += part[key]
+        for entry in part["absent"]:
+            absent.setdefault((entry["variant"], entry["reason"]), []).append(entry["cell"])
+    document["absent"] = [{"variant": variant, "reason": reason, "cells": len(cells), "first": cells[0]} for (variant, reason), cells in absent.items()]
+    return document
+
+
+def kept_in(folder: Path, cell: Cell) -> Path:
+    return folder / (cell.name.replace("/", "-") + ".json")
+
+
+def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
+              now: Callable[[], float] = time.monotonic) -> tuple[list[dict[str, Any]], bool]:
+    """Each cell's document, from `folder` where it was measured before; and whether time ran out before all were there."""
+    begun, parts, left_out = now(), [], False
+    for number, cell in enumerate(cells, 1):
+        path = kept_in(folder, cell)
+        if not path.is_file():
+            if left_out or (minutes is not None and now() - begun > minutes * 60):
+                left_out = True
+                continue
+            print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
+            write_json(path, work(cell))
+        parts.append(json.loads(path.read_text(encoding="utf-8")))
+    return parts, left_out
+
+
+def report(found: Sequence[Verdict]) -> Iterator[str]:
+    """A line for each operation and mode, then the cells that are lost."""
+    for (operation, mode), group in grouped(found).items():
+        outcomes = [v.outcome for v in group]
+        worst = min(group, key=lambda v: v.ahead)
+        yield (f"{operation:24} {mode:6} won {outcomes.count('won'):3}, level {outcomes.count('level'):3}, lost {outcomes.count('lost'):3}; "
+               f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.rows}x{worst.cell.cols}")
+    for v in sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead):
+        yield f"lost: {v.cell.name} {v.mode}: {v.seconds * 1e6:.2f} us, {v.rival} {v.rival_seconds * 1e6:.2f} us"
+
+
+def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in found:
+        groups.setdefault((verdict.cell.operation, verdict.mode), []).append(verdict)
+    return groups
+
+
+def compare(options: argparse.Namespace) -> int:
+    cells = [cell for cell in grid(options.full) if not options.operation or cell.operation in options.operation]
+    kind = "full" if options.full else "quick"
+    if options.list:
+        for cell in cells:
+            print(cell.name, *cell.modes)
+        return 0
+    try:
+        import torch
+    except ImportError:
+        if not command_output("nvidia-smi", "-L"):
+            raise ReportError(NO_GPU) from None
+        raise ReportError("this Python has no PyTorch, which the comparison is with; WORKLOG_PYTHON names another Python") from None
+    if not torch.cuda.is_available():
+        raise ReportError(NO_GPU)
+    sys.path[:0] = [str(ROOT / "common/library/python"), str(Path(__file__).parent / "peers")]
+    import normworklog
+    from normworklog import _library
+
+    try:
+        if normworklog.backend() != "cuda":
+            raise ReportError(f"{_library.load().path} is a CPU build; ./worklog build --preset gpu makes one for this GPU")
+    except normworklog.Error as error:
+        raise ReportError(str(error)) from None
+    import contenders
+
+    names = [name for name in contenders.NAMES if options.autotune or "max-autotune" not in name]
+    if options.full and not options.no_autotune:
+        names = list(contenders.NAMES)
+    context = context_of(names, _library.load().path)
+    context["driver"] = (context["driver"] or ["unknown"])[0]
+    output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
+    if kind == "quick" and not options.output and output.is_file() and json.loads(output.read_text(encoding="utf-8"))["context"].get("grid") == "full":
+        raise ReportError(f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with --output my/compare.json")
+    fingerprint = hashlib.sha256(json.dumps([context["library"], context["software"], context["gpu"], names]).encode()).hexdigest()[:12]
+    folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint}"
+    gpu = Gpu()
+
+    def work(cell: Cell) -> dict[str, Any]:
+        try:
+            return measure(cell, names, 40 if options.full else 15, gpu)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return {"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cell.name, "reason": "does not fit the device"}]}
+
+    parts, left_out = run_cells(cells, folder, work, options.minutes)
+    context |= {"grid": kind, "cells": len(parts), "cells_of_grid": len(cells), "clocks_after": command_output(
+        "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")}
+    document = joined(context, parts)
+    write_json(output, document)
+    for line in report(verdicts(document)):
+        print(line)
+    print(f"{len(parts)} of {len(cells)} cells written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
+    bad = [check for check in document["checks"] if check["variant"] == OURS and check["verdict"] != "passed"]
+    for check in bad:
+        print(f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated", file=sys.stderr)
+    return 1 if bad else 0
+
+
+# --- Tables ------------------------------------------------------------------------------------------------------------
+def stale_operations(document: dict[str, Any], root: Path) -> set[str]:
+    """Those whose kernels have changed since."""
+    hashes = document["context"].get("source_hashes", {})
+    now = {stage: source_hash.source_hash(stage, root) for stage in hashes if (root / stage / "kernels.cuh").is_file()}
+    return {operation for operation, stage in STAGE_OF.items() if hashes.get(stage) != now.get(stage)}
+
+
+def read(place: Place) -> tuple[Path, dict[str, Any] | None]:
+    path = place.repository.root / "docs" / "compare" / f"{place.gpu}.json"
+    return path, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def against_peers(place: Place) -> Table:
+    """Us against the best peer. show=summary: a line for each operation and way of timing; show=lost: the cells where we lose."""
+    from figures import percent, significant
+    from tables import MISSING, Table, caption, dagger, markdown_table, source_note
+    from results import PEER_LABELS, ResultFile
+
+    path, document = read(place)
+    if document is None:
+        return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
+    old = stale_operations(document, place.repository.root)
+    chosen = place.chosen("operation")
+    found = [v for v in verdicts(document) if not chosen or v.cell.operation in chosen]
+    show = place.option("show", "summary")
+    if show not in ("summary", "lost"):
+        raise ReportError(f"show is '{show}'; it must be summary or lost")
+    label = lambda name: PEER_LABELS.get(name, name)  # noqa: E731
+    where = lambda v: f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"  # noqa: E731
+    if show == "lost":
+        head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours is"]
+        lines = [[dagger(f"`{v.cell.operation}`", v.cell.operation in old), where(v), v.mode, significant(v.seconds * 1e6),
+                  percent(v.share_of_copy) if v.share_of_copy else MISSING, label(v.rival), significant(v.rival_seconds * 1e6), f"{v.ahead:.2f}x as fast"]
+                 for v in sorted(found, key=lambda v: v.ahead) if v.outcome == "lost"]
+    else:
+        head = ["operation", "timing", "cells", "won", "level", "lost", "median", "best", "worst", "worst at", "against"]
+        lines = []
+        for (operation, mode), group in grouped(found).items():
+            outcomes, ahead, worst = [v.outcome for v in group], [v.ahead for v in group], min(group, key=lambda v: v.ahead)
+            lines.append([dagger(f"`{operation}`", operation in old), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
+                          *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], where(worst), label(worst.rival)])
+    note = "How many times as fast as the fastest other library in that cell; *level* is within 2 %"
+    note = note if show == "summary" else "Cells where another library is more than 2 % faster"
+    stale = any(v.cell.operation in old for v in found)
+    source = ResultFile(path, {key: str(value) for key, value in document["context"].items()}, (), ())
+    if not lines:
+        return Table("*No cell is lost.*" + caption([*source_note(place, [source])], False), False)
+    return Table(markdown_table(head, lines, 2) + caption([note, *source_note(place, [source])], stale), stale)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="./worklog compare", description=__doc__.splitlines()[0])
+    grids = parser.add_mutually_exclusive_group()
+    grids.add_argument("--quick", action="store_true", help="three minutes: a few widths of each operation (the default)")
+    grids.add_argument("--full", action="store_true", help="all shapes and types, and torch.compile's max-autotune")
+    parser.add_argument("--minutes", type=float, help="stop after so long; the same call goes on from there")
+    parser.add_argument("--operation", action="append", default=[], choices=list(TENSORS), help="only this operation (may be given more than once)")
+    parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
+    parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
+    parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")
+    parser.add_argument("--output", type=Path, help="file to write, in the place of docs/compare/<gpu>.json")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/compare", help="folder for what was measured (default: build/compare)")
+    options = parser.parse_args(arguments)
+    try:
+        return compare(options)
+    except KeyboardInterrupt:
+        print("\nstopped. The same call goes on from here.", file=sys.stderr)
+        return 130
+    except ReportError as error:
+        print(f"./worklog compare: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

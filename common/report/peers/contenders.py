@@ -1,0 +1,241 @@
+"""What `./worklog compare` times: this project's kernels through the Python package, and other libraries' norms.
+
+Each contender is one function, from the problem's tensors to y, or to y and h = x + residual. The forward pass is timed
+without gradients. The backward pass is torch.autograd.grad of what it returned, for all contenders alike, so that each is
+timed with the gradient that its users get. A library that cannot be imported is left out, with the reason in the results.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPS, MOMENTUM = 1e-5, 0.1
+OURS, COPY = "ours", "copy"
+
+
+class Unavailable(Exception):
+    """Why a contender takes no part, in a few words."""
+
+
+@dataclass
+class Problem:
+    """The tensors of one cell. `gradients` are those of y and h."""
+
+    operation: str
+    x: Tensor
+    residual: Tensor | None
+    gamma: Tensor
+    beta: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    gradients: tuple[Tensor, ...]
+
+    @property
+    def cols(self) -> int:
+        return self.x.shape[1]
+
+    def inputs(self) -> list[Tensor]:
+        """What has a gradient."""
+        return [t for t in (self.x, self.residual, self.gamma, self.beta) if t is not None]
+
+
+Call = Callable[[], Any]
+Norm = Callable[[Problem], "Tensor | tuple[Tensor, ...]"]
+
+
+def forward_of(operation: str) -> str:
+    return operation.replace("_backward", "_forward").replace("batchnorm_forward", "batchnorm_train")
+
+
+def make_problem(operation: str, dtype: torch.dtype, rows: int, cols: int, device: str) -> Problem:
+    """Normally distributed values; gamma about one. BatchNorm's gamma and beta are float32, as models have them."""
+    generator = torch.Generator(device=device).manual_seed(rows * 31 + cols)
+
+    def normal(*shape: int, as_type: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(as_type)
+
+    batch = operation.startswith("batchnorm")
+    backward = operation.endswith("backward")
+    fused = operation.startswith("add")
+    kind = torch.float32 if batch else dtype
+    problem = Problem(
+        operation, normal(rows, cols), normal(rows, cols) if fused else None, 1 + 0.1 * normal(cols, as_type=kind),
+        None if "rmsnorm" in operation else 0.1 * normal(cols, as_type=kind),
+        torch.zeros(cols, device=device) if batch else None, torch.ones(cols, device=device) if batch else None,
+        tuple(normal(rows, cols) for _ in range(1 + fused)) if backward else ())
+    if backward:
+        for tensor in problem.inputs():
+            tensor.requires_grad_()
+    return problem
+
+
+# --- The contenders ----------------------------------------------------------------------------------------------------
+def ours(problem: Problem) -> Any:
+    import normworklog as nw
+
+    p = problem
+    match forward_of(p.operation):
+        case "layernorm_forward":
+            return nw.layer_norm(p.x, p.gamma, p.beta, EPS)
+        case "rmsnorm_forward":
+            return nw.rms_norm(p.x, p.gamma, EPS)
+        case "add_layernorm_forward":
+            return nw.add_layer_norm(p.x, p.residual, p.gamma, p.beta, EPS)
+        case "add_rmsnorm_forward":
+            return nw.add_rms_norm(p.x, p.residual, p.gamma, EPS)
+        case "batchnorm_train":
+            return nw.batch_norm(p.x, p.running_mean, p.running_var, p.gamma, p.beta, True, MOMENTUM, EPS)
+        case _:
+            return nw.batch_norm(p.x, p.running_mean, p.running_var, p.gamma, p.beta, False, MOMENTUM, EPS)
+
+
+def pytorch(problem: Problem) -> Any:
+    p = problem
+    forward = forward_of(p.operation)
+    if forward.startswith("batchnorm"):
+        return F.batch_norm(p.x, p.running_mean, p.running_var, p.gamma, p.beta, forward == "batchnorm_train", MOMENTUM, EPS)
+    h = p.x if p.residual is None else p.x + p.residual
+    y = F.rms_norm(h, (p.cols,), p.gamma, EPS) if "rmsnorm" in forward else F.layer_norm(h, (p.cols,), p.gamma, p.beta, EPS)
+    return y if p.residual is None else (y, h)
+
+
+FIELDS = ("x", "residual", "gamma", "beta", "running_mean", "running_var")
+
+
+def compiled(problem: Problem, mode: str | None) -> Call:
+    """PyTorch's own through Inductor, specialized to the shape. Compilation is at the first call."""
+
+    def function(*tensors: Tensor | None) -> Any:
+        return pytorch(Problem(problem.operation, *tensors, ()))  # type: ignore[arg-type]
+
+    torch._dynamo.reset()
+    torch._functorch.config.donated_buffer = False  # the gradient is taken again and again from one forward pass
+    made = torch.compile(function, dynamic=False, fullgraph=True, mode=mode)
+    tensors = [getattr(problem, field) for field in FIELDS]
+    return lambda: made(*tensors)
+
+
+def triton_tutorial(problem: Problem) -> Any:
+    if forward_of(problem.operation) != "layernorm_forward":
+        raise Unavailable("the tutorial has LayerNorm only")
+    tutorial = _imported("triton_tutorial")
+    try:
+        return tutorial.layer_norm(problem.x, problem.gamma, problem.beta, EPS)
+    except tutorial.TooLong as error:
+        raise Unavailable(str(error)) from None
+
+
+def liger(problem: Problem) -> Any:
+    p = problem
+    match forward_of(p.operation):
+        case "layernorm_forward":
+            return _imported("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply(p.x, p.gamma, p.beta, EPS)
+        case "rmsnorm_forward":
+            return _imported("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply(p.x, p.gamma, EPS, 0.0, "llama", False)
+        case "add_rmsnorm_forward":
+            return _imported("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction.apply(p.x, p.residual, p.gamma, EPS, 0.0, "llama", False)
+    raise Unavailable("it has no such function")
+
+
+def flash_attention(problem: Problem) -> Any:
+    p = problem
+    if p.operation.startswith("batchnorm"):
+        raise Unavailable("it has no such function")
+    module = _imported("flash_attn.ops.triton.layer_norm")
+    return module.layer_norm_fn(p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None, is_rms_norm="rmsnorm" in p.operation)
+
+
+def quack(problem: Problem) -> Any:
+    p = problem
+    match forward_of(p.operation):
+        case "rmsnorm_forward":
+            return _imported("quack").rmsnorm(p.x, p.gamma, eps=EPS)
+        case "add_rmsnorm_forward":
+            return _imported("quack").rmsnorm(p.x, p.gamma, residual=p.residual, eps=EPS, prenorm=True)
+        case "layernorm_forward" if p.operation == "layernorm_forward":
+            return _imported("quack").layernorm(p.x, p.gamma.float(), p.beta.float(), eps=EPS)
+    raise Unavailable("it has no such function")
+
+
+def transformer_engine(problem: Problem) -> Any:
+    p = problem
+    module = _imported("transformer_engine.pytorch")
+    match forward_of(p.operation):
+        case "layernorm_forward":
+            norm = module.LayerNorm(p.cols, eps=EPS, device=p.x.device, dtype=p.x.dtype)
+        case "rmsnorm_forward":
+            norm = module.RMSNorm(p.cols, eps=EPS, device=p.x.device, dtype=p.x.dtype)
+        case _:
+            raise Unavailable("it has no such function")
+    return _with_parameters(norm, p)
+
+
+def apex(problem: Problem) -> Any:
+    p = problem
+    match forward_of(p.operation):
+        case "layernorm_forward":
+            return _imported("apex.normalization.fused_layer_norm").fused_layer_norm_affine(p.x, p.gamma, p.beta, (p.cols,), EPS)
+        case "rmsnorm_forward":
+            return _imported("apex.normalization.fused_layer_norm").fused_rms_norm_affine(p.x, p.gamma, (p.cols,), EPS)
+    raise Unavailable("it has no such function")
+
+
+def _with_parameters(norm: Any, problem: Problem) -> Tensor:
+    """The module on the problem's own gamma and beta, so that their gradients can be asked for."""
+    given = {"weight": problem.gamma} | ({} if problem.beta is None else {"bias": problem.beta})
+    return torch.func.functional_call(norm, given, (problem.x,))
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a library of another version fails in its own way
+        raise Unavailable(f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+
+
+CONTENDERS: dict[str, Norm] = {
+    OURS: ours,
+    "torch": pytorch,
+    "triton tutorial": triton_tutorial,
+    "liger": liger,
+    "flash-attn triton": flash_attention,
+    "quack": quack,
+    "transformer-engine": transformer_engine,
+    "apex": apex,
+}
+# Through Inductor, with its mode. CUDA graphs are left to us, for all contenders alike.
+COMPILED: dict[str, str | None] = {"torch.compile": None, "torch.compile max-autotune": "max-autotune-no-cudagraphs"}
+NAMES = ("ours", "torch", *COMPILED, *list(CONTENDERS)[2:])
+
+
+def prepare(name: str, problem: Problem) -> tuple[Call, Call]:
+    """(what is timed, which returns its outputs; a whole step as a user's program makes it: forward, and backward where the
+    operation is one). Raises Unavailable, or whatever the library raises."""
+    step = compiled(problem, COMPILED[name]) if name in COMPILED else lambda: CONTENDERS[name](problem)
+    if not problem.gradients:
+        def forward() -> Any:
+            with torch.no_grad():
+                return step()
+
+        return forward, forward
+    inputs, gradients = problem.inputs(), list(problem.gradients)
+    outputs = _tuple(step())
+
+    def backward() -> Any:
+        return torch.autograd.grad(outputs, inputs, gradients, retain_graph=True)
+
+    def both() -> Any:
+        return torch.autograd.grad(_tuple(step()), inputs, gradients)
+
+    return backward, both
+
+
+def _tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
