@@ -94,8 +94,8 @@ enum {
 
 // The name of a status, "NW_ERROR_STRIDE"; of another number, "unknown status".
 NW_API const char* nw_status_name(nw_status status);
-// One sentence about the last error of a call by this thread: "x_stride must be at least cols, 4096; it is 4000". Empty
-// where there was none. It stays until the thread's next error.
+// One sentence about the last error of a call by this thread: "x_stride must be at least 4096, the elements of a row;
+// it is 4000". Empty where there was none. It stays until the thread's next error.
 NW_API const char* nw_last_error(void);
 
 // --- Types and operations ------------------------------------------------------------------------------------------

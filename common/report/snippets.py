@@ -13,7 +13,7 @@ OPENING = re.compile(r"\s*(?://|#)\s*\[snippet:\s*([\w-]+)\s*\]\s*")
 CLOSING = re.compile(r"\s*(?://|#)\s*\[/snippet\]\s*")
 TASK = re.compile(r"\s*//\s*\[(?:task:\s*[\w-]+\s*|/task)\]\s*")
 
-LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh"}
+LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".c": "c", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh"}
 
 
 def snippets_of(text: str, shown: str) -> dict[str, str]:

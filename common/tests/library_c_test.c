@@ -21,6 +21,7 @@ static void normalize_on_the_cpu(void) {
   nw_layernorm_forward_args args;
   int i, row;
   for (i = 0; i < rows * cols; ++i) x[i] = (float)((i * 37) % 101);
+  // [snippet: call]
   memset(&args, 0, sizeof args);
   args.size = sizeof args;
   args.dtype = NW_FP32;
@@ -34,7 +35,9 @@ static void normalize_on_the_cpu(void) {
   args.x_stride = cols;
   args.y_stride = cols;
   args.eps = 1e-5f;
-  expect(nw_layernorm_forward(&args, NULL) == NW_OK, "a forward pass is done");
+  if (nw_layernorm_forward(&args, NULL) != NW_OK) fprintf(stderr, "%s\n", nw_last_error());
+  // [/snippet]
+  expect(strcmp(nw_last_error(), "args must not be null") == 0, "there is no error but the one before");
   for (row = 0; row < rows; ++row) {
     const float* const own = x + row * cols;
     double sum = 0, m2 = 0, reciprocal;
