@@ -78,10 +78,14 @@ def is_solved(exercise: Exercise) -> bool:
     return bool(read_progress(exercise.root).get(exercise.id, {}).get("solved"))
 
 
-def chosen(name: str, root: Path) -> Exercise:
-    """The exercise that a word means: of a stage, the first that is not solved yet."""
+def chosen(name: str, root: Path, begin: bool) -> Exercise:
+    """The exercise that a word means. Of a stage: the first that is not solved yet, to begin it; else the one at hand."""
     candidates = find(name, root)
-    return next((each for each in candidates if not is_solved(each)), candidates[-1])
+    unsolved = [each for each in candidates if not is_solved(each)]
+    if begin:
+        return [*unsolved, candidates[-1]][0]
+    started = [each for each in candidates if each.mine.is_file()]
+    return [*(each for each in started if each in unsolved), *reversed(started), *unsolved, candidates[-1]][0]
 
 
 # --- Text ----------------------------------------------------------------------------------------------------------
@@ -180,7 +184,8 @@ def list_all(root: Path) -> int:
             print(("\n" if each is not there[0] else "") + styled("bug hunt" if each.is_bug else stage, "1"))
         state = "solved" if is_solved(each) else "started" if each.mine.is_file() else ""
         print(f"  {each.id:<7} {each.title:<{width}}  {'*' * each.difficulty:<3}  {each.minutes:>3} min  {state}".rstrip())
-    print(f"\n./worklog exercise start {there[0].id} begins one; what * means: * takes one idea, ** two, *** the whole stage's.")
+    first = next((each for each in there if not is_solved(each)), there[0])
+    print(f"\n./worklog exercise start {first.id} begins one. * takes one idea, ** two, *** all that the stage has.")
     return 0
 
 
@@ -317,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ExerciseError(f"there is no '{options.verb}'; there are list, start, check, hint, solution and watch")
         if options.exercise is None:
             raise ExerciseError(f"{options.verb} needs an exercise: ./worklog exercise {options.verb} {all_exercises(options.root)[0].id} (list names them)")
-        exercise = chosen(options.exercise, options.root)
+        exercise = chosen(options.exercise, options.root, options.verb == "start")
         if options.verb == "start":
             return start(exercise, options.preset, options.build)
         if options.verb == "hint":

@@ -261,8 +261,9 @@ class Commands(unittest.TestCase):
         self.assertIn("Solved.", text)
         self.assertIn("barriers for each row: 20 (at most 20 wanted)", text)
         self.assertRegex(self.call("list"), r"02\.1 .* solved")
-        if len([each for each in LADDER if each.stage == "02_shared_reduction"]) > 1:
-            self.assertIn("02.2 ", self.call("start", "02"))
+        self.assertIn("letter by letter", self.call("solution", "02"))  # of the one at hand, not of the next
+        self.assertIn("02.2 ", self.call("start", "02"))
+        self.assertIn("02.2 ", self.call("hint", "02"))
 
     def test_watch_checks_whenever_the_file_is_saved(self) -> None:
         self.call("start", "02.1")
