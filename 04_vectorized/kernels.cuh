@@ -294,6 +294,7 @@ __global__ void __launch_bounds__(most_threads) layernorm_persistent(LayerNormFo
   const int step = static_cast<int>(blockDim.x) * vector_size<T>;
   const int first = first_column(p.x + blockIdx.x * p.x_stride) + static_cast<int>(threadIdx.x) * vector_size<T>;
 
+  // [task: stay]
   Parameter<T, G> gamma[vectors], beta[vectors];
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
@@ -314,6 +315,7 @@ __global__ void __launch_bounds__(most_threads) layernorm_persistent(LayerNormFo
     }
     write_statistics(p, row, mean, rstd);
   }
+  // [/task]
 }
 // [/snippet]
 

@@ -27,6 +27,7 @@ from source_hash import tokens_of, without_comments  # noqa: E402
 
 Json = dict[str, Any]
 ACCEPTED = ("passed", "expected failure", "permitted failure")
+SAME_EVERYWHERE = {"WORKLOG_SIMT_MULTIPROCESSORS": "4"}  # a grid may follow from it, and counts from the grid
 BLOCK_SECONDS = 5  # a block of an exercise takes milliseconds
 
 
@@ -341,7 +342,8 @@ def count_all(exercise: Exercise, built: Built, work: Path, limits: Limits, pref
     if built.program is None:
         found.problems.append(Problem("compile", built.errors))
         return
-    done = run(built.program, [*shlex.split(exercise.counted or ""), "--input", "normal", "--count"], work / "counts.json", limits, prefix=prefix)
+    flags = [*shlex.split(exercise.counted or ""), "--input", "normal", "--count"]
+    done = run(built.program, flags, work / "counts.json", limits, SAME_EVERYWHERE, prefix)
     if problem := ending(done, exercise, f"{exercise.counted} --count"):
         found.problems.append(problem)
         return
