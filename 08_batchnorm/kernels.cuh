@@ -1155,7 +1155,9 @@ __device__ inline void channels_of(const Flat& flat, int64_t vector, int (&found
     if (++channel == flat.channels) channel = 0;
   }
 }
+// [/snippet]
 
+// [snippet: apply]
 // One trip through memory, as a copy makes it: a thread asks for all that it will write, and only then for what it
 // needs to know of its channels.
 inline constexpr int threads_of_apply = 128;
@@ -1207,7 +1209,9 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
     steps.output()[place] = static_cast<T>(result);
   }
 }
+// [/snippet]
 
+// [snippet: launch_apply]
 template <int size, class Steps>
 void launch_apply(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   // The more elements a vector has, the more there is to know of its channels, and the more vectors should share it.
