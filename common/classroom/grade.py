@@ -4,6 +4,7 @@
     ./worklog grade FOLDER                       every exercise that is found, of every student
     ./worklog grade FOLDER --exercise 02.1       one of them
     ./worklog grade FOLDER --jobs 8 --timeout 30 --memory 2048
+    ./worklog grade FOLDER --time                and on this machine's GPU, one after the other, the times of those that are solved
 
 A submission is one kernels.cuh. It lies in FOLDER/STUDENT/ under the path that it has in my/, such as
 02_shared_reduction/1_finish_the_tree/kernels.cuh; where one exercise is named, FOLDER/STUDENT/kernels.cuh will do.
@@ -41,16 +42,17 @@ from typing import Any
 sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, Cancelled, Limits, Outcome, Sandbox
-from judging import BLOCK_SECONDS, count_named, problems_of_checks, same_code, signal_name
+from judging import BLOCK_SECONDS, count_named, judge_speed, problems_of_checks, same_code, signal_name
 from regions import RegionError
-from toolchain import Toolchain, linked, replaced
+from toolchain import Toolchain, build, linked, replaced
 from vetting import MOST_BYTES, Vetting
 
 WRAPPED = ("_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE", "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind", "_ZN4simt6detail4fillEPvim")
-COUNTER_RESERVES = 1 << 40  # bytes of addresses, not of memory
+COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
 TOUCHED_BY_HOST = 86  # exit code of submission.cpp
 POINTS = {"results": 60, "findings": 15, "counts": 25}
-COLUMNS = ("student", "exercise", "verdict", "points", "of", "results_points", "findings_points", "counts_points", "results_right", "results", "findings", "goals_met", "goals",
+BONUS = 10  # for the speed on a GPU
+COLUMNS = ("student", "exercise", "verdict", "points", "of", "results_points", "findings_points", "counts_points", "bonus", "share_of_speed", "results_right", "results", "findings", "goals_met", "goals",
            "reason", "seconds", "source_sha256")
 MEANINGS = {
     "solved": "every result is right, nothing was found, every goal is met",
@@ -98,12 +100,14 @@ class Grade:
     goal_lines: list[str] = field(default_factory=list)
     warnings: str = ""
     printed: str = ""  # the end of what it printed
+    share: float | None = None  # on a GPU: of the speed of the stage's variant
+    bonus: float = 0
     points: dict[str, float] = field(default_factory=dict)
     seconds: float = 0
 
     @property
     def total(self) -> float:
-        return round(sum(self.points.values()), 1)
+        return round(sum(self.points.values()) + self.bonus, 1)
 
 
 def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Iterator[Submission]:
@@ -185,7 +189,7 @@ class Grader:
         self.toolchain, self.sandbox, self.work, self.out = toolchain, sandbox, work, out
         self.seed, self.vets = seed, vets
         self.recipe, self.counting_recipe = toolchain.recipe(False), toolchain.recipe(True) if toolchain.can_count else None
-        self.compile_limits = Limits(2 * timeout + 30, 3 * timeout + 60, max(memory, 2048 * MEBIBYTE), processes=32)
+        self.compile_limits = Limits(timeout + 20, 3 * timeout + 60, max(memory, 1024 * MEBIBYTE), processes=32)
         self.run_limits = Limits(2 * timeout, timeout, memory)
         self.submission_parts = self.parts("grading_submission")
         self.judge_parts = self.parts("grading_judge")
@@ -228,7 +232,7 @@ class Grader:
         recipe = self.counting_recipe if counting and self.counting_recipe else self.recipe
         unit, program = made / "main.o", folder / "program"
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
-        command[1:1] = [f"-I{inputs}"]
+        command[1:1] = [f"-I{inputs}", f"-ffile-prefix-map={inputs}/="]
         command += ["-fmax-errors=3", "-fdiagnostics-color=never", "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000"]
         # The stages are there to be included by later ones; no folder above them is.
         readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*"))]
@@ -340,7 +344,7 @@ class Grader:
                 grade.problems.append(ending)
             if not ending or right:
                 unreached = [check for check in checks if check["error"] != "the program ended before it came to this"]
-                grade.problems += [{"kind": problem.kind, "text": problem.text} for problem in problems_of_checks(unreached)]
+                grade.problems += [{"kind": problem.kind, "text": plain(problem.text)} for problem in problems_of_checks(unreached)]
         if endings:
             grade.verdict = endings[0]["verdict"]
             grade.right = 0 if grade.verdict == "not by a kernel" else grade.right
@@ -383,7 +387,7 @@ class Grader:
                 for finding in kernel["findings"]:
                     if finding["text"] not in texts:
                         texts.append(finding["text"])
-                        grade.problems.append({"kind": str(finding["kind"]), "text": str(finding["text"])})
+                        grade.problems.append({"kind": str(finding["kind"]), "text": plain(str(finding["text"]))})
         grade.findings = len(texts)
         grade.counted = True
         are_right = all(check["verdict"] in ("passed", "expected failure", "permitted failure") for check in checks)
@@ -401,6 +405,11 @@ class Grader:
             wanted = " and ".join(f"{words} {bound:g}" for words, bound in (("at most", goal.at_most), ("at least", goal.at_least)) if bound is not None)
             grade.goals_met += met
             grade.goal_lines.append(f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)" + ("" if met else f" {goal.because}"))
+
+
+def plain(text: str) -> str:
+    """Without the namespaces in front of names."""
+    return re.sub(r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: ", "", text)
 
 
 def made_elsewhere(entries: Sequence[Json]) -> str:
@@ -435,6 +444,43 @@ def ending_of(done: Outcome, flags: str) -> Json | None:
     if done.code != 0:
         return {"kind": "report", "verdict": "ended early", "text": f"with {flags} the program ended with exit code {done.code}{printed}"}
     return None
+
+
+def bonus_of(share: float | None, wanted: float) -> float:
+    """Ten points where the share of the speed that is wanted is reached, in proportion above half of it, none below."""
+    if share is None:
+        return 0.0
+    return round(BONUS * min(1.0, max(0.0, 2 * share / wanted - 1)), 1)
+
+
+def time_on_gpu(submission: Submission, grade: Grade, toolchain: Toolchain, work: Path) -> None:
+    """The time on this machine's GPU, taken by the program itself: only of what was vetted and is solved."""
+    exercise = submission.exercise
+    if exercise.speed is None or grade.verdict != "solved":
+        return
+    source = work / f"time-{file_name(submission.student)}-{exercise.id}"
+    source.mkdir()
+    (source / SOURCE).write_bytes(read_untrusted(submission.path, MOST_BYTES))
+    built = build(exercise, source, source / "made", toolchain.recipe(False))
+    if built.program is None:
+        grade.problems.append({"kind": "speed", "text": f"it does not compile for this GPU:\n{built.errors[-2000:]}"})
+        return
+    toolchain.make_parts((exercise.stage,))
+    grade.share, problem = judge_speed(exercise, built.program, toolchain.build / "bin" / exercise.stage, source)
+    grade.bonus = bonus_of(grade.share, exercise.speed.at_least)
+    if problem:
+        grade.problems.append({"kind": "speed", "text": problem.text})
+
+
+def gpu_toolchain() -> Toolchain:
+    """Of the gpu build, whose parts are made. Raises ExerciseError, also where there is no GPU."""
+    if subprocess.run("nvidia-smi -L", shell=True, capture_output=True, check=False).returncode != 0:
+        raise ExerciseError("--time needs a GPU, and there is no GPU here")
+    if not (ROOT / "build/gpu/build.ninja").is_file():
+        raise ExerciseError("--time needs the gpu build: ./worklog build --preset gpu exercise_parts makes what it takes")
+    toolchain = Toolchain(ROOT, ROOT / "build/gpu")
+    toolchain.make_parts()
+    return toolchain
 
 
 def finished(grade: Grade, begun: float) -> Grade:
@@ -492,7 +538,7 @@ def csv_of(grades: Sequence[Grade]) -> str:
         reason = grade.problems[0]["text"] if grade.problems else next((line for line in grade.goal_lines if line.startswith("missed")), "")
         writer.writerow([cell(each) for each in (
             grade.student, grade.exercise, grade.verdict, number(grade.total), sum(POINTS.values()), *(number(grade.points[name]) for name in POINTS),
-            grade.right, grade.results, grade.findings, grade.goals_met, grade.goals, reason[:300], grade.seconds, grade.sha256)])
+            number(grade.bonus), "" if grade.share is None else f"{grade.share:.3f}", grade.right, grade.results, grade.findings, grade.goals_met, grade.goals, reason[:300], grade.seconds, grade.sha256)])
     return sink.getvalue()
 
 
@@ -504,6 +550,8 @@ def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int
     for grade in grades:
         parts = ", ".join(f"{name} {number(grade.points[name])} of {most}" for name, most in POINTS.items())
         lines += ["", f"## {grade.exercise} {grade.title}: {grade.verdict}", "", f"{MEANINGS[grade.verdict].capitalize()}. Points: {parts}.".replace("Points: results", "Points for results")]
+        if grade.share is not None:
+            lines += ["", f"On this machine's GPU: {grade.share:.0%} of the speed of the stage's own variant, {number(grade.bonus)} of {BONUS} points more."]
         for problem in grade.problems:
             lines += ["", f"**{problem['kind'].replace('_', ' ')}**", "", fenced(problem["text"][-3000:])]
         if grade.goal_lines:
@@ -534,10 +582,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--exercise", help="one exercise, such as 02.1, or a stage's, 02; all that are found otherwise")
     parser.add_argument("--out", type=Path, help="where the grades go (FOLDER-graded)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="submissions at the same time")
-    parser.add_argument("--timeout", type=int, default=20, help="seconds that a run may take; compiling gets a minute more")
+    parser.add_argument("--timeout", type=int, default=20, help="seconds that a run may take; the compiler may work for 20 more")
     parser.add_argument("--memory", type=int, default=2048, help="MiB that a run may take")
     parser.add_argument("--isolation", choices=("auto", "bubblewrap", "limits"), default="auto", help="how programs are kept apart")
     parser.add_argument("--seed", type=int, help="of the inputs; drawn where none is given, and kept")
+    parser.add_argument("--time", action="store_true", help="time what is solved on this machine's GPU, for up to 10 points more")
     parser.add_argument("--no-vetting", action="store_true", help="compile sources that hold macros, other includes and calls of the C library")
     parser.add_argument("--again", action="store_true", help="grade what has a grade already")
     parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", help=argparse.SUPPRESS)
@@ -566,6 +615,9 @@ def grade_all(options: argparse.Namespace) -> int:
     found = list(submissions(options.folder.resolve(), chosen, len(chosen) == 1))
     if not found:
         raise ExerciseError(f"there is no submission in {options.folder}: STUDENT/{chosen[0].mine.relative_to(ROOT / 'my')} is where one would lie")
+    if options.time and options.no_vetting:
+        raise ExerciseError("--time runs programs outside of the sandbox, and so only those that were vetted: it does not go with --no-vetting")
+    timing = gpu_toolchain() if options.time else None
     toolchain = Toolchain(ROOT, options.build)
     toolchain.make_parts(("grading_parts",))
     sandbox = Sandbox(options.isolation)
@@ -613,6 +665,11 @@ def grade_all(options: argparse.Namespace) -> int:
                 sandbox.stop()
                 pool.shutdown(cancel_futures=True)
                 raise
+        for each in found if timing else ():
+            grade = grades[each.student, each.exercise.id]
+            if timing and grade.share is None:
+                time_on_gpu(each, grade, timing, work)
+                write_whole(result_file(out, each), json.dumps(asdict(grade), indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     ordered = [grades[each.student, each.exercise.id] for each in found]
