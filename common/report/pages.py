@@ -34,10 +34,10 @@ from source_hash import stage_folders
 
 SOURCE, SITE = ROOT / "build/site-source", ROOT / "site"
 LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh", "": "sh", ".txt": "text", ".yml": "yaml"}
-COPIED = {".svg", ".png", ".json", ".cff"}
+COPIED = {".svg", ".png", ".json", ".cff", ".ipynb"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
-DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md", "resources.md", "verified.md", "glossary.md")
+DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md", "resources.md", "verified.md", "teaching.md", "glossary.md")
 
 
 def documents() -> list[Path]:
