@@ -1,0 +1,10 @@
+// Bug hunt 1: one barrier too many.
+#include "common/harness/program.h"
+#include "kernels.cuh"
+
+int main(int argc, char** argv) {
+  using namespace worklog;
+  Program program("bugs.1", "one barrier too many");
+  program.add("layer_norm", "a block to a row", bug_hunt::layer_norm);
+  return program.run(argc, argv);
+}

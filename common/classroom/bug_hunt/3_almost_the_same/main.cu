@@ -1,0 +1,10 @@
+// Bug hunt 3: almost the same as the reference.
+#include "common/harness/program.h"
+#include "kernels.cuh"
+
+int main(int argc, char** argv) {
+  using namespace worklog;
+  Program program("bugs.3", "almost the same as the reference");
+  program.add("layer_norm", "a block to a row", bug_hunt::layer_norm);
+  return program.run(argc, argv);
+}
