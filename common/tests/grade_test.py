@@ -300,8 +300,9 @@ class WithoutVetting(unittest.TestCase):
             self.assertEqual(rows["right"]["verdict"], "solved", rows["right"]["reason"])
             for name in names:
                 with self.subTest(name):
-                    # A child that is left behind, and a symbol or an array that nobody uses, change no result.
-                    harmless = HARMLESS | ({"solved", "right"} if name in ("leaves_a_child", "assembles") else set())
+                    # What hits nobody changes no result: signals to processes that are not there, a child that is left
+                    # behind, a symbol that nobody uses.
+                    harmless = HARMLESS | ({"solved", "right"} if name in ("kills_the_others", "leaves_a_child", "assembles") else set())
                     self.assertIn(rows[name]["verdict"], harmless, rows[name]["reason"])
                     if not harmless & {"solved"}:
                         self.assertLess(float(rows[name]["points"]), 60)
