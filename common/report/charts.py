@@ -800,6 +800,41 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+def training_chart(repository: Repository, gpu: str) -> Chart | None:
+    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses, and the time of a step."""
+    path = repository.root / "docs" / "data" / f"gpt_{gpu}.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
+    runs = document["runs"]
+    for index, (name, run) in enumerate(runs.items()):
+        color, marker, dash, hatch = STYLES[index % len(STYLES)]
+        every = max(1, len(run["losses"]) // 12)
+        losses.plot(range(1, len(run["losses"]) + 1), run["losses"], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
+                    markevery=(index * every // len(runs), every), label=name)
+        times.barh([index], [run["step_seconds"] * 1e3], color=color, hatch=hatch, edgecolor=PANEL, height=0.62)
+        times.annotate(significant(run["step_seconds"] * 1e3), (run["step_seconds"] * 1e3, index), xytext=(4, 0), textcoords="offset points", va="center",
+                       fontsize=8.5)
+    losses.set_xlabel("step")
+    losses.set_title("loss")
+    losses.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+    losses.legend()
+    times.set_title("a step, ms")
+    times.set_yticks(range(len(runs)), list(runs))
+    times.invert_yaxis()
+    times.margins(x=0.18)
+    context = document["context"]
+    size = context["size"]
+    title = "A small GPT, trained with PyTorch's norms and with ours"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), f"{size['layers']} layers of width {size['width']}, {size['batch']} x {size['context']} tokens a step, {context['dtype']}",
+             f"PyTorch {context['torch']}", context["date"])
+    words = "; ".join(f"{name}: loss {run['losses'][0]:.3f} to {run['losses'][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
+                      for name, run in runs.items())
+    return Chart(repository.root / "docs" / "charts" / f"gpt_{gpu}.svg", title, f"On {gpu.upper()}. {words}.", figure)
+
+
 # --- Two files beside each other ---------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
@@ -835,7 +870,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
-LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart)
+LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, training_chart)
 
 
 def gpus_with_results(repository: Repository) -> list[str]:

@@ -181,6 +181,24 @@ class Chart(unittest.TestCase):
             self.assertNotIn(">copy<", text)
 
 
+    def test_draws_the_training(self) -> None:
+        try:
+            import charts
+        except SystemExit as error:
+            self.skipTest(str(error))
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            self.assertIsNone(charts.training_chart(results.Repository(root), "h200"))
+            (root / "docs/data").mkdir(parents=True)
+            size = {"layers": 2, "width": 32, "batch": 4, "context": 32}
+            runs = {name: {"losses": [3.5, 3.0, 2.5], "step_seconds": 0.012} for name in ("torch", "ours")}
+            content = {"context": {"size": size, "dtype": "bf16", "torch": "2.11", "date": "2026-01-01"}, "runs": runs}
+            (root / "docs/data/gpt_h200.json").write_text(json.dumps(content), encoding="utf-8")
+            text = charts.training_chart(results.Repository(root), "h200").render()
+            for word in ("a step, ms", "ours", "2 layers of width 32"):
+                self.assertIn(word, text)
+
+
 class WithoutAGpu(unittest.TestCase):
     def test_says_so(self) -> None:
         try:

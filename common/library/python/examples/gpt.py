@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""A small GPT, trained twice: with PyTorch's norms and with this library's.
+
+    python common/library/python/examples/gpt.py --json docs/data/gpt_h200.json     on a GPU: 6 layers, 300 steps
+    python common/library/python/examples/gpt.py --tiny                             on a CPU, with a CPU build of the library
+
+The same weights at the start, the same batches in the same order: what differs is the norms. It is said how far the loss curves
+lie apart, beside how far PyTorch's own lies from one whose norms compute in another order, a compiled PyTorch: that is the
+noise, since training multiplies every rounding. The text is made here, by a grammar with a seed, so that nothing is downloaded
+and a model has something to learn: words follow each other by rules, and brackets close.
+
+A step is timed with each: forward, backward and optimizer, on the host's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this tree, where none is installed
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normworklog
+
+
+# --- Text --------------------------------------------------------------------------------------------------------------
+NOUNS = ("kernel", "warp", "row", "block", "lane", "sum", "cache", "vector", "register", "grid")
+VERBS = ("reads", "adds", "waits for", "keeps", "loads", "writes", "hides", "shares")
+ADJECTIVES = ("wide", "narrow", "cold", "warm", "odd", "last", "first", "slow")
+
+
+def make_text(characters: int, seed: int) -> str:
+    """Sentences of a small grammar: nested brackets, counts that grow, and nouns that come back in the next sentence."""
+    chance = random.Random(seed)
+    words: list[str] = []
+    length, noun, number = 0, chance.choice(NOUNS), 1
+
+    def phrase(depth: int) -> str:
+        nonlocal noun
+        noun = chance.choice(NOUNS)
+        inner = f" ({phrase(depth + 1)} {chance.choice(VERBS)} {phrase(depth + 1)})" if depth < 2 and chance.random() < 0.25 else ""
+        return f"the {chance.choice(ADJECTIVES) + ' ' if chance.random() < 0.5 else ''}{noun}{inner}"
+
+    while length < characters:
+        before = noun
+        sentence = f"{number}. the {before} {chance.choice(VERBS)} {phrase(0)}.\n"
+        number = number % 99 + 1
+        words.append(sentence)
+        length += len(sentence)
+    return "".join(words)[:characters]
+
+
+# --- The model ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Size:
+    layers: int = 6
+    heads: int = 12
+    width: int = 768
+    context: int = 512
+    batch: int = 32
+    steps: int = 300
+    warm_up: int = 20  # steps in which the rate rises, and which are not timed
+    rate: float = 6e-4
+    text: int = 1_000_000
+
+
+TINY = Size(layers=2, heads=2, width=32, context=32, batch=4, steps=6, warm_up=2, rate=3e-3, text=20_000)
+
+
+class Block(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(size.width), nn.RMSNorm(size.width, eps=1e-6)
+        self.qkv, self.out = nn.Linear(size.width, 3 * size.width), nn.Linear(size.width, size.width)
+        self.up, self.down = nn.Linear(size.width, 4 * size.width), nn.Linear(4 * size.width, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.before_attention(x)).chunk(3, dim=-1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        return x + self.down(F.gelu(self.up(self.before_mlp(x))))
+
+
+class Gpt(nn.Module):
+    """Both kinds of norm stand in each block, so that both are trained with."""
+
+    def __init__(self, size: Size, letters: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(letters, size.width), nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*[Block(size) for _ in range(size.layers)])
+        self.last, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, letters, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        return F.cross_entropy(self.head(self.last(self.blocks(x))).flatten(0, 1).float(), targets.flatten())
+
+
+# --- Training ----------------------------------------------------------------------------------------------------------
+def batches(size: Size, device: str) -> tuple[int, Callable[[int], tuple[Tensor, Tensor]]]:
+    """How many letters there are, and the batch of each step: the same in every run."""
+    text = make_text(size.text, seed=1)
+    letters = sorted(set(text))
+    number = {letter: i for i, letter in enumerate(letters)}
+    data = torch.tensor([number[letter] for letter in text], device=device)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        begins = torch.randint(len(data) - size.context - 1, (size.batch, 1), generator=torch.Generator().manual_seed(step)).to(device)
+        place = begins + torch.arange(size.context, device=device)
+        return data[place], data[place + 1]
+
+    return len(letters), batch
+
+
+def train(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any]) -> dict[str, Any]:
+    """The losses and the seconds of a step."""
+    torch.manual_seed(0)
+    letters, batch = batches(size, device)
+    model = Gpt(size, letters).to(device, dtype)
+    run = norms(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    settle = torch.cuda.synchronize if device == "cuda" else lambda: None
+    losses: list[Tensor] = []
+    seconds: list[float] = []
+    for step in range(size.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = size.rate * min(1.0, (step + 1) / size.warm_up)
+        tokens, targets = batch(step)
+        settle()
+        begun = time.perf_counter()
+        loss = run(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        settle()
+        seconds.append(time.perf_counter() - begun)
+        losses.append(loss.detach())
+    timed = sorted(seconds[size.warm_up:])
+    return {"losses": [round(float(loss), 6) for loss in losses], "step_seconds": statistics.median(timed), "step_seconds_best": timed[0]}
+
+
+def compiled_norms(model: Gpt) -> Gpt:
+    """PyTorch's norms through Inductor, which add in another order: what a difference in rounding alone does to a run."""
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            module.forward = torch.compile(module.forward, dynamic=False)
+    return model
+
+
+RUNS: dict[str, Callable[[Gpt], Any]] = {
+    "torch": lambda model: model,
+    "ours": normworklog.replace_norms,
+    "torch, norms compiled": compiled_norms,
+    "torch, compiled": lambda model: torch.compile(model, dynamic=False),
+    "ours, compiled": lambda model: torch.compile(normworklog.replace_norms(model), dynamic=False, fullgraph=True),
+}
+
+
+def apart(first: list[float], second: list[float]) -> dict[str, float]:
+    """How far two loss curves lie from each other: anywhere, and over their last tenth on average."""
+    tail = max(1, len(first) // 10)
+    ends = [statistics.fmean(losses[-tail:]) for losses in (first, second)]
+    return {"largest": max(abs(a - b) for a, b in zip(first, second)), "at_the_end": abs(ends[0] - ends[1])}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="a toy size for a CPU")
+    parser.add_argument("--steps", type=int, help="how many (default: 300; 6 with --tiny)")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of the parameters and the activations (default: bf16)")
+    parser.add_argument("--runs", default="all", help=f"which of {', '.join(RUNS)}; separated by semicolons (default: all; two with --tiny)")
+    parser.add_argument("--json", type=Path, help="file to write losses and times to")
+    options = parser.parse_args(arguments)
+    device = "cuda" if normworklog.backend() == "cuda" else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        print("gpt.py: the library is a GPU build, and PyTorch sees no GPU here", file=sys.stderr)
+        return 2
+    size = TINY if options.tiny else Size()
+    if options.steps:
+        size = Size(**{**asdict(size), "steps": options.steps, "warm_up": min(size.warm_up, options.steps - 1)})
+    chosen = list(RUNS)[:2] if options.tiny and options.runs == "all" else list(RUNS) if options.runs == "all" else options.runs.split(";")
+    if unknown := [name for name in chosen if name not in RUNS]:
+        parser.error(f"--runs has '{unknown[0]}'; it must be of {'; '.join(RUNS)}")
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype]
+    results = {}
+    for name in chosen:
+        results[name] = train(size, device, dtype, RUNS[name])
+        last = results[name]["losses"][-1]
+        print(f"{name:24} loss {results[name]['losses'][0]:.4f} to {last:.4f}, a step {results[name]['step_seconds'] * 1e3:.2f} ms", flush=True)
+    differences = {name: apart(results["torch"]["losses"], result["losses"]) for name, result in results.items() if name != "torch"} if "torch" in results else {}
+    for name, difference in differences.items():
+        print(f"{name:24} from torch: at most {difference['largest']:.4f}, at the end {difference['at_the_end']:.4f}")
+    if options.json:
+        context = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__, "dtype": options.dtype,
+                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "size": asdict(size)}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"context": context, "runs": results, "apart": differences}) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
