@@ -153,15 +153,15 @@ def rows_of(array: View) -> tuple[int, int, int] | None:
 
 
 def compact(name: str, array: Any) -> Any:
-    """A copy without gaps, in the array's own library."""
+    """A copy without gaps, made by the array's own library."""
     if is_numpy(array):
         import numpy
 
         return numpy.ascontiguousarray(array)
     namespace = _namespace(array)
-    if namespace is None or not hasattr(namespace, "asarray"):
-        raise ValueError(f"{name} is not contiguous, and a {type(array).__name__} names no library that could copy it; please pass a contiguous one")
-    return namespace.asarray(array, copy=True)
+    if hasattr(namespace, "ascontiguousarray"):
+        return namespace.ascontiguousarray(array)
+    raise ValueError(f"{name} is not contiguous, and a {type(array).__name__} names no library that could copy it; please pass a contiguous one")
 
 
 def _namespace(array: Any) -> Any:
@@ -178,4 +178,8 @@ def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     if namespace is None or not hasattr(namespace, "empty"):
         raise TypeError(f"a {type(like).__name__} names no library that could make arrays like it (__array_namespace__); "
                         "please pass `out`, with arrays for every result")
-    return namespace.empty(tuple(shape), dtype=like.dtype if dtype is None else namespace.float32, device=like.device)
+    kind = like.dtype if dtype is None else namespace.float32
+    try:
+        return namespace.empty(tuple(shape), dtype=kind, device=like.device)
+    except TypeError:  # CuPy makes arrays on the current device, and is not told which
+        return namespace.empty(tuple(shape), dtype=kind)
