@@ -326,6 +326,34 @@ TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
   }
 }
 
+// The gradient that reaches h past the norm is added to the norm's own.
+TEST_F(Library, RmsNormsBackwardPassAddsWhatReachesTheSum) {
+  for (const int64_t cols : {64, 1001, 12288}) {
+    const Problem problem({.operation = Operation::rmsnorm_backward, .rows = 6, .cols = cols});
+    Workspace workspace(problem, 0);
+    const auto dx_with = [&](const void* dh) {
+      workspace.reset();
+      auto args = struct_of<nw_rmsnorm_backward_args>(workspace.arguments());
+      const DeviceMemory memory = give_workspace(Operation::rmsnorm_backward, args);
+      args.dh = dh;
+      args.dh_stride = cols;
+      EXPECT_EQ(nw_rmsnorm_backward(&args, nullptr), NW_OK) << nw_last_error();
+      check_cuda(cudaDeviceSynchronize(), "running the kernels");
+      std::vector<float> values(6 * cols);
+      check_cuda(cudaMemcpy(values.data(), args.dx, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying");
+      return values;
+    };
+    const std::vector<float> plain = dx_with(nullptr);
+    const std::vector<float> with_dh = dx_with(pointer(workspace.arguments(), "x"));
+    const std::byte* const x = problem.tensors()[1].bytes.data();
+    ASSERT_EQ(problem.tensors()[1].spec.name, "x");
+    for (size_t i = 0; i < plain.size(); ++i) {
+      ASSERT_NEAR(with_dh[i], plain[i] + reinterpret_cast<const float*>(x)[i], 1e-5)
+          << cols << " columns, element " << i;
+    }
+  }
+}
+
 // y in the place of h: the sum is lost, and y is what it would have been.
 TEST_F(Library, TheNormMayTakeThePlaceOfTheSum) {
   const Problem problem({.operation = Operation::add_layernorm_forward, .rows = 5, .cols = 768});
