@@ -750,6 +750,23 @@ class Charts(Playground):
         self.assertIn("plain 2390 microseconds; small 1000 microseconds; copy of the same bytes", described)
         self.assertIn("fails on arange", ElementTree.fromstring(self.svgs()["docs/charts/numerics_h200.svg"])[1].text or "")
 
+    def test_passes_count_what_they_must_move(self) -> None:
+        shapes = {"65536x1024": 0.6, "64x256x3136": 0.5, "64x256x3136-first": 0.4}
+        self.results("02_tree", [
+            *[benchmark("02_tree", "tile", 500.0, operation="batchnorm_train", shape=shape, share=share) for shape, share in shapes.items()],
+            *[benchmark("02_tree", "tile", 400.0, operation="batchnorm_backward", shape=shape, share=0.6) for shape in shapes],
+            benchmark("02_tree", "tile", 20.0, operation="batchnorm_train", shape="4096x1024", share=0.5),
+        ])
+        self.charts("--stage", "02")
+        words = {name: ElementTree.fromstring(text)[1].text or "" for name, text in self.svgs().items()}
+        passes = words["02_tree/charts/passes_h200.svg"]
+        self.assertIn("batchnorm_train fp32 tile: 90.0 % at 65536x1024, 75.0 % at 64x256x3136, 60.0 % at 64x256x3136-first;", passes)
+        self.assertIn("batchnorm_train fp32 Inductor: 93.3 % at 65536x1024", passes)
+        self.assertIn("batchnorm_backward fp32 tile: 100.0 % at 65536x1024", passes)
+        small = words["02_tree/charts/small_h200.svg"]
+        self.assertIn("4096x1024: tile 20.0 µs, PyTorch 33.4 µs", small)
+        self.assertNotIn("65536x1024", small)
+
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
         self.edit("01_naive/results/h200.json", "0.0023886", "0.0024886")
