@@ -45,7 +45,8 @@ def documents() -> list[Path]:
     found = [ROOT / "README.md"]
     found += [ROOT / stage / "README.md" for stage in stage_folders(ROOT) if (ROOT / stage / "README.md").is_file()]
     docs = sorted((ROOT / "docs").glob("*.md"), key=lambda path: (DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name))
-    return found + docs + sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
+    rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
+    return found + docs + rooms + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
 
 def fence(text: str, language: str) -> str:

@@ -138,7 +138,8 @@ def sync_text(text: str, file: Path, repository: Repository) -> tuple[str, list[
 
 def documents(root: Path) -> Iterator[Path]:
     """Every Markdown file with regions to fill."""
-    for pattern in ("README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md", "common/tests/*/README.md"):
+    for pattern in ("README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md", "common/library/python/README.md",
+                    "common/tests/*/README.md"):
         yield from sorted(root.glob(pattern))
 
 
