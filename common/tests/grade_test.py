@@ -258,7 +258,7 @@ class WholeClass(unittest.TestCase):
         for name, words in {"missing_barrier": "kernels.cuh:19", "writes_past_the_end": "outside its bounds", "changes_x": "input x was changed", "no_semicolon": "kernels.cuh:",
                             "undefined": "add_them_all", "loops_on_host": "had not ended after", "crashes_on_host": "SIGSEGV", "computes_on_the_host": "host code has read",
                             "crashes_in_kernel": "null pointer", "no_guard": "race", "waits_for_ever": "barrier", "right_but_slow": "goal", "forks_a_bomb": "unistd", "redefines_words": "#define",
-                            "is_a_link": "cannot be read", "is_huge": "more than", "is_binary": "UTF-8"}.items():
+                            "is_a_link": "cannot be read", "exits_at_once": "unistd", "is_huge": "more than", "is_binary": "UTF-8"}.items():
             with self.subTest(name):
                 report = (self.out / f"{name}.md").read_text(encoding="utf-8")
                 self.assertRegex(report.lower().replace("missed:", "goal"), words.lower())
