@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The notebook and the dev container: are they well formed, and do the notebook's cells do what they say?
+"""The notebook, the dev container and the teaching page: are they well formed, do the notebook's cells do what they say, and
+does the page agree with the exercises and the grader?
 
     python3 common/tests/notebook_test.py [BUILD]
 
@@ -20,6 +21,11 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "common/classroom"))
+sys.dont_write_bytecode = True
+import exercises  # noqa: E402
+import grade  # noqa: E402
+
 NOTEBOOK = ROOT / "docs/colab.ipynb"
 WHOLE = os.environ.get("WORKLOG_WHOLE_NOTEBOOK") == "1"
 
@@ -132,6 +138,26 @@ class DevContainer(unittest.TestCase):
         self.assertGreater(len(found), 8)
         self.assertIn("cmake", found)
         self.assertTrue(all(re.fullmatch(r"[a-z0-9+.-]+", name) for name in found), found)
+
+
+class TeachingPage(unittest.TestCase):
+    page = (ROOT / "docs/teaching.md").read_text(encoding="utf-8")
+
+    def test_exercises_are_there_and_take_so_long(self) -> None:
+        minutes = {each.id: each.minutes for each in exercises.all_exercises()}
+        found = re.findall(r"(\d\d|bugs)\.(\d+) to \1\.(\d+)(?: \| (\d+) \|)?", self.page)
+        self.assertGreaterEqual(len(found), 12)
+        for stage, first, last, said in found:
+            with self.subTest(f"{stage}.{first} to {stage}.{last}"):
+                total = sum(minutes[f"{stage}.{number}"] for number in range(int(first), int(last) + 1))
+                if said:
+                    self.assertEqual(total, int(said))
+
+    def test_the_rubric_is_the_graders(self) -> None:
+        rows = [int(points) for points in re.findall(r"^\| (\d+)(?: more)? \| [a-z ]+ \| .* \|$", self.page, flags=re.MULTILINE)[-4:]]
+        self.assertEqual(rows, [*grade.POINTS.values(), grade.BONUS])
+        for verdict in ("solved", "right"):
+            self.assertIn(verdict, grade.MEANINGS)
 
 
 def has_gpu() -> bool:
