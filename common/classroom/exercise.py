@@ -30,7 +30,7 @@ from typing import Any
 sys.dont_write_bytecode = True
 import judging
 import regions
-from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
+from exercises import ROOT, Exercise, ExerciseError, all_exercises, find
 from judging import Judgement, Problem, judge, judge_speed
 from toolchain import Toolchain
 

@@ -52,10 +52,6 @@ class Run:
     document: Json  # the report that it wrote; empty where it wrote none
     seconds: float
 
-    @property
-    def completed(self) -> bool:
-        return not self.timed_out and self.signal is None and bool(self.document)
-
 
 def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limits(), environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = ()) -> Run:
@@ -202,7 +198,6 @@ class Judgement:
     untouched: bool = False  # the reader's code is the skeleton's
     checks: int = 0  # results that were compared
     counted: bool = False  # whether there was a counting build to count with
-    share: float | None = None  # of the speed of the stage's variant, on a GPU
 
     @property
     def solved(self) -> bool:

@@ -50,9 +50,6 @@ class Toolchain:
         if done.returncode != 0:
             raise ExerciseError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")
 
-    def are_parts_made(self) -> bool:
-        return (self.build / "common/harness/libworklog_harness.a").is_file()
-
     @property
     def can_count(self) -> bool:
         return self._commands("exercise_counting") != []
