@@ -189,7 +189,7 @@ class Gpu:
     """Measurements on the current CUDA device."""
 
     device = "cuda"
-    AHEAD = 400_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
+    AHEAD = 800_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
     IN_A_GRAPH = 20
     STEPS = 30
 
@@ -442,7 +442,8 @@ def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
 
 
 def compare(options: argparse.Namespace) -> int:
-    cells = [cell for cell in grid(options.full) if not options.operation or cell.operation in options.operation]
+    cells = [cell for cell in grid(options.full)
+             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)]
     kind = "full" if options.full else "quick"
     if options.list:
         for cell in cells:
@@ -558,6 +559,7 @@ def main(arguments: list[str] | None = None) -> int:
     grids.add_argument("--full", action="store_true", help="all shapes and types, and torch.compile's max-autotune")
     parser.add_argument("--minutes", type=float, help="stop after so long; the same call goes on from there")
     parser.add_argument("--operation", action="append", default=[], choices=list(TENSORS), help="only this operation (may be given more than once)")
+    parser.add_argument("--dtype", action="append", default=[], choices=list(ELEMENT_BYTES), help="only this type (may be given more than once)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
     parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
     parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")

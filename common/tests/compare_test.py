@@ -53,6 +53,15 @@ class Grid(unittest.TestCase):
         self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in compare.grid(False)))
 
 
+    def test_can_be_narrowed(self) -> None:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            self.assertEqual(compare.main(["--full", "--list", "--operation", "rmsnorm_backward", "--dtype", "fp16"]), 0)
+        lines = printed.getvalue().splitlines()
+        self.assertGreater(len(lines), len(compare.COLS))
+        self.assertTrue(all(line.startswith("rmsnorm_backward/fp16/") for line in lines))
+
+
 class Turns(unittest.TestCase):
     def test_each_begins_as_often(self) -> None:
         order: list[str] = []
