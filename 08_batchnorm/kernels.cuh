@@ -431,16 +431,18 @@ struct alignas(16) SplitMoments {
   float m2;
 };
 
-// Some lanes of a warp, which do something together.
+// Some lanes of a warp, which do something together: every `apart`-th, so that neighbouring lanes are of neighbouring
+// teams, and read neighbouring channels.
 struct Team {
   int size;  // a power of 2
-  int lane;
+  int apart;
+  int lane;  // this thread's in its team
 
   // Each value becomes the sum of all lanes'.
   template <class... Values>
   __device__ void add_up(Values&... values) const {
 #pragma unroll 1
-    for (int distance = size / 2; distance > 0; distance /= 2) {
+    for (int distance = size * apart / 2; distance >= apart; distance /= 2) {
       ((values += __shfl_xor_sync(all_lanes, values, distance)), ...);
     }
   }
@@ -823,8 +825,10 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   part.find_channels(my_channels);
 
   // This thread's team, and its channel. A team without a channel goes along with the first one's.
-  const Team team = {1 << tiling.team_bits, thread & ((1 << tiling.team_bits) - 1)};
-  const int of_team = thread >> tiling.team_bits;
+  const int teams = lanes >> tiling.team_bits;  // of a warp
+  const int lane = thread % lanes;
+  const Team team = {1 << tiling.team_bits, teams, lane >> (5 - tiling.team_bits)};
+  const int of_team = thread / lanes * teams + (lane & (teams - 1));
   const int channel = of_team < part.channels ? of_team : 0;
   const bool writes = of_team < part.channels && team.lane == 0;
   steps.prefetch_channel(part.first_channel + channel);

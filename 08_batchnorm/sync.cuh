@@ -36,7 +36,7 @@ __global__ void merge_ranks(Steps steps, const typename Steps::Shared* found, in
                             typename Steps::Channel* result) {
   const int channel = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
   if (channel >= channels) return;
-  const Team team = {lanes, static_cast<int>(threadIdx.x) % lanes};
+  const Team team = {lanes, 1, static_cast<int>(threadIdx.x) % lanes};
   const auto of_rank = [&](int rank) { return found[int64_t{rank} * channels + channel]; };
   int some = 0;  // a rank that has values
   while (some + 1 < ranks && steps.is_empty(of_rank(some))) ++some;
