@@ -7,8 +7,10 @@ With PyTorch and a CPU build of the library (NORMWORKLOG_LIBRARY) the contenders
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
+import os
 import sys
 import tempfile
 import unittest
@@ -285,4 +287,7 @@ class Contenders(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    own = SOURCE / ".venv" / "bin" / "python"  # which has what draws the charts
+    if own.exists() and Path(sys.prefix).resolve() != (SOURCE / ".venv").resolve() and importlib.util.find_spec("torch") is None:
+        os.execv(own, [str(own), *sys.argv])
     unittest.main()
