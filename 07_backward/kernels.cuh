@@ -4,6 +4,9 @@
 #include <cuda_pipeline.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <numeric>
 #include <type_traits>
 
 #include "03_warp_shuffle/kernels.cuh"
@@ -15,7 +18,6 @@
 
 namespace worklog::backward {
 
-using vectorized::first_column;
 using vectorized::Floats;
 using vectorized::load;
 using vectorized::pack;
@@ -26,7 +28,6 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::block_sum;
 using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
-using welford::Fit;
 using welford::ParameterVector;
 using welford::unpack;
 
@@ -298,9 +299,9 @@ void grouped(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
 
 // --- The final kernel ------------------------------------------------------------------------------------------------
 //
-// Blocks stay. A *team* of threads, some lanes of a warp, a block or a cluster of blocks, takes every n-th row, and
-// each of its threads has the same columns in all of them: their dgamma and dbeta add up in its registers, in fp32. The
-// rows to come are on their way to shared memory meanwhile.
+// Blocks stay. A *team* of threads, some lanes of a warp, a block or a cluster of blocks, takes a share of the rows,
+// and each of its threads has the same columns in all of them: their dgamma and dbeta add up in its registers, in fp32.
+// The rows to come are on their way to shared memory meanwhile.
 
 // [snippet: problem]
 // LayerNorm's backward pass, or RMSNorm's, which has no mean and no dbeta (`centered` is false); with dh or without.
@@ -315,120 +316,367 @@ struct Pass {
 
   __device__ const T* tensor(int i) const { return i == 0 ? p.x : i == 1 ? p.dy : p.dh; }
   __device__ int64_t stride(int i) const { return i == 0 ? p.x_stride : i == 1 ? p.dy_stride : p.dh_stride; }
-  __device__ RowStatistics statistics(int64_t row) const {
-    if (row >= p.rows) return {0.0f, 0.0f};
-    return {centered ? p.mean[row] : 0.0f, p.rstd[row]};
+  __device__ RowStatistics statistics(int64_t row) const { return {centered ? p.mean[row] : 0.0f, p.rstd[row]}; }
+};
+
+// How the rows lie.
+enum class Layout {
+  whole,  // they are whole 16-byte vectors on 16-byte boundaries
+  alike,  // they start and end anywhere, but row i of all tensors starts equally far past a boundary
+  apart,  // row i of one tensor starts otherwise than row i of another
+};
+// [/snippet]
+
+// [snippet: shares]
+// A team's rows: the first of them, and how many. `turns` is the largest count of the teams that must keep step with
+// this one.
+struct Share {
+  int64_t first;
+  int count;
+  int turns;
+};
+
+__device__ inline int64_t least(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+// Who takes which rows.
+//
+// A thread reads 16-byte vectors on 16-byte boundaries. Where rows are no whole vectors, the columns that such a vector
+// holds change from row to row; but every `period`-th row starts equally far past a boundary. So the rows are put in
+// an order, first the rows 0, period, 2 period, ..., then 1, period + 1, ..., and each team takes its part of that
+// order. All but a few teams then have rows of one kind, and keep their columns. The few begin anew, with another
+// partial row.
+template <Layout layout>
+struct Split {
+  int64_t rows;
+  int period;
+  int64_t step;        // from a team's row to its next
+  int64_t advance[3];  // and the elements from the one to the other in x, dy and dh
+  int64_t advance_dx;
+  float inverse_cols;
+
+  // Calls work(share, partial_row) for each kind of row that the team has.
+  template <class Work>
+  __device__ void for_each_share(int64_t team, int64_t teams, Work work) const {
+    if constexpr (layout != Layout::alike) {
+      const int count = static_cast<int>((rows - team + teams - 1) / teams);
+      work(Share{team, count, count}, team);
+    } else {
+      const int64_t begin = team * rows / teams;
+      const int64_t end = (team + 1) * rows / teams;
+      for (int kind = kind_at(begin); kind <= kind_at(end); ++kind) {
+        const int64_t from = begin < begin_of(kind) ? begin_of(kind) : begin;
+        const int count =
+            static_cast<int>(least(end, begin_of(kind + 1)) - from);  // the last kind may have no row here
+        work(Share{kind + (from - begin_of(kind)) * period, count, count}, team + kind);
+      }
+    }
+  }
+
+ private:
+  __device__ int64_t begin_of(int kind) const { return kind * (rows / period) + least(kind, rows % period); }
+  __device__ int kind_at(int64_t position) const {
+    int kind = period - 1;
+    while (begin_of(kind) > position) --kind;
+    return kind;
   }
 };
 // [/snippet]
 
 // [snippet: columns]
-// The columns of a row that a thread has, whichever row: `units` pieces of `unit` elements. Where all rows lie on
-// 16-byte boundaries a unit is a vector, and else one element.
-template <Fit fit, class T>
-inline constexpr int unit = fit == Fit::any ? 1 : vector_size<T>;
+template <int count>
+struct Unit {
+  float at[count];
+};
 
+// The columns of a row that a thread has: units of one vector, or of one element where the rows lie apart.
+//
+// Where rows lie alike, the first vector begins with the last elements of the row before, and the last one ends with
+// the first of the row after. Where there is room, the row's own last elements take the place of the former, so that
+// the two are one unit: such a row has no more units than one that starts on a boundary.
+template <Layout layout, class T>
 struct Columns {
-  int64_t begin;  // of the block's piece of the row
-  int count;      // columns of the piece
-  int thread;     // of the team's threads in this block
+  static constexpr int unit = layout == Layout::apart ? 1 : vector_size<T>;
+  int begin;  // of the block's piece of the row, which ends before `end`: below 0 where neighbours come first
+  int end;
+  int row_end;  // of the row, without the moved elements
+  int moved;    // elements of the row's end that are in the first vector
+  int thread;   // of the team's threads in this block
   int threads;
 
-  template <int unit>
-  __device__ int at(int i) const {  // from the piece's begin
-    return (thread + i * threads) * unit;
+  __device__ int column(int i) const { return begin + (thread + i * threads) * unit; }
+  __device__ bool has(int i) const { return column(i) < end; }
+  // Some of the unit's elements are not the row's, or not in their place.
+  __device__ bool is_edge(int i) const {
+    return layout == Layout::alike && (column(i) < 0 || column(i) + unit > row_end);
+  }
+  // The column of a unit's element k; -1 where it is not the row's.
+  __device__ int column(int i, int k) const {
+    const int at = column(i) + k;
+    if (at < 0) return k < moved ? row_end + k : -1;
+    return at < row_end ? at : -1;
   }
 };
 
-template <int unit>
-struct Unit {
-  float at[unit];
-};
-template <Fit fit, class T>
-__device__ inline Unit<unit<fit, T>> read_unit(const T* from) {
-  Unit<unit<fit, T>> floats;
-  if constexpr (fit == Fit::any) {
-    floats.at[0] = to_float(*from);
-  } else {
-    const Floats<T> all = unpack<T>(*reinterpret_cast<const uint4*>(from));
-#pragma unroll
-    for (int k = 0; k < vector_size<T>; ++k) floats.at[k] = all.at[k];
+// Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`.
+template <Layout layout, class Pass>
+__device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass, int64_t row, int thread, int threads,
+                                                               int piece = 0, int pieces = 1) {
+  using T = typename Pass::T;
+  constexpr int unit = Columns<layout, T>::unit;
+  const int cols = static_cast<int>(pass.p.cols);
+  int past_boundary = 0;
+  int moved = 0;
+  if constexpr (layout == Layout::alike) {
+    const auto address = reinterpret_cast<uintptr_t>(pass.p.x + row * pass.p.x_stride);
+    past_boundary = static_cast<int>(address % 16 / sizeof(T));
+    const int last = (past_boundary + cols) % unit;  // elements of the last vector, where it is not whole
+    if (last <= past_boundary) moved = last;
   }
-  return floats;
-}
-
-template <Fit fit, class T>
-__device__ inline void write_unit(T* to, const Unit<unit<fit, T>>& floats) {
-  if constexpr (fit == Fit::any) {
-    *to = static_cast<T>(floats.at[0]);
-  } else {
-    Floats<T> all;
-#pragma unroll
-    for (int k = 0; k < vector_size<T>; ++k) all.at[k] = floats.at[k];
-    *reinterpret_cast<uint4*>(to) = pack<T>(all);
-  }
+  const int row_end = cols - moved;
+  const int row_units = (past_boundary + row_end + unit - 1) / unit;
+  const int piece_units = (row_units + pieces - 1) / pieces;
+  const int begin = piece * piece_units * unit - past_boundary;
+  const int end = begin + piece_units * unit;
+  return {begin, end < row_end ? end : row_end, row_end, moved, thread, threads};
 }
 // [/snippet]
 
 // [snippet: ring]
 // Pieces of `stages` rows in shared memory, of each tensor. Copies of 16 bytes start on their way and are waited for
-// later. A vector is copied as it lies in global memory, so that a row that starts off a boundary brings some of its
-// neighbours' elements along.
-template <class Pass, Fit fit, int units, int stages>
+// later. A thread copies the vectors that it will read itself: it needs no barrier to read them. As soon as it has read
+// one for the last time, the copy of the row that is `stages` rows later starts into its place.
+template <class Pass, Layout layout, int units, int stages_>
 struct Ring {
   using T = typename Pass::T;
+  using Its = Columns<layout, T>;
+  static constexpr int stages = stages_;
+  static constexpr bool reads_own = true;
+  static constexpr int elements = vector_size<T>;
   const Pass& pass;
-  Columns columns;
-  uint4* first;
-  int piece_vectors;  // room for one tensor's piece of a row
+  const Split<layout>& split;
+  Its columns;
+  Share share;
+  uint4* cells;   // [stages][tensors][units][threads], from this thread's on
+  int slot_size;  // vectors
 
+  const T* from[Pass::tensors];  // the thread's first column in the row that is copied next
+  int copied = 0;                // rows whose copies have started
+  unsigned edges = 0;            // bit i: unit i is an edge
+
+  // Of a tensor's piece of a row. The last is for the elements that have to be moved.
   __host__ __device__ static constexpr int vectors_for(int threads) {
-    return fit == Fit::any ? (units * threads * static_cast<int>(sizeof(T)) + 14) / 16 + 1 : units * threads;
+    return units * threads + (layout == Layout::alike ? 1 : 0);
   }
 
-  __device__ uint4* cell(int slot, int tensor) const { return first + (slot * Pass::tensors + tensor) * piece_vectors; }
-  __device__ const T* source(int tensor, int64_t row) const {
-    return pass.tensor(tensor) + row * pass.stride(tensor) + columns.begin;
-  }
-  // Where the piece's first column is in shared memory.
-  __device__ const T* piece(int slot, int tensor, int64_t row) const {
-    const T* elements = reinterpret_cast<const T*>(cell(slot, tensor));
-    if constexpr (fit != Fit::any) return elements;
-    return elements + reinterpret_cast<uintptr_t>(source(tensor, row)) % 16 / sizeof(T);
-  }
-
-  __device__ void start_copy(int slot, int64_t row) const {
-    if (row < pass.p.rows) {
+  __device__ Ring(const Pass& pass, const Split<layout>& split, const Its& columns, const Share& share, uint4* shared)
+      : pass(pass),
+        split(split),
+        columns(columns),
+        share(share),
+        cells(shared + columns.thread),
+        slot_size(Pass::tensors * vectors_for(columns.threads)) {
 #pragma unroll
-      for (int tensor = 0; tensor < Pass::tensors; ++tensor) copy_piece(slot, tensor, row);
+    for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+      from[tensor] = pass.tensor(tensor) + share.first * pass.stride(tensor) + columns.column(0);
     }
+    for (int i = 0; i < units && layout == Layout::alike; ++i) {
+      if (columns.has(i) && columns.is_edge(i)) edges |= 1u << i;
+    }
+    // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
+#pragma unroll
+    for (int i = 0; i < units; ++i) {
+      for (int slot = 0; slot < stages && !columns.has(i); ++slot) {
+        for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, i) = {0, 0, 0, 0};
+      }
+    }
+  }
+
+  // What is behind the ring.
+  __device__ uint4* end() const {
+    return cells - columns.thread + stages * slot_size;
+  }
+  // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking.
+  __device__ bool reads(int i) const {
+    return units <= 2 || columns.has(i);
+  }
+  __device__ auto read(int slot, int tensor, int i, int) const {
+    const Floats<T> all = unpack<T>(*cell(slot, tensor, i));
+    Unit<elements> floats;
+#pragma unroll
+    for (int k = 0; k < elements; ++k) floats.at[k] = all.at[k];
+    return floats;
+  }
+  // Before the first read: puts the edges' elements in their place, and zeros in the place of the neighbours'.
+  __device__ void prepare(int slot) const {
+    for_each_edge([&](int i) {
+      for_each_element(i, [&](int k, int column) {
+        if (column >= 0 && column < columns.row_end) return;
+        for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+          element(slot, tensor, i)[k] = column < 0 ? static_cast<T>(0.0f) : moved(slot, tensor)[k];
+        }
+      });
+    });
+  }
+  // After the last read: unit i of a row of dx. An edge is left in the place of x, for write_edges().
+  __device__ void write(T* dx, int slot, int i, const Unit<elements>& floats) const {
+    if (!columns.has(i)) return;
+    Floats<T> all;
+#pragma unroll
+    for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
+    uint4* to = is_edge(i) ? cell(slot, 0, i) : reinterpret_cast<uint4*>(dx + columns.column(i));
+    *to = pack<T>(all);
+  }
+  __device__ void write_edges(T* dx, int slot) const {
+    for_each_edge([&](int i) {
+      for_each_element(i, [&](int k, int column) {
+        if (column >= 0) dx[column] = element(slot, 0, i)[k];
+      });
+    });
+  }
+
+  // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started, but for the
+  // edges.
+  __device__ void start_copy(int slot, int i) const {
+    if (copied >= share.count || !columns.has(i) || is_edge(i)) return;
+#pragma unroll
+    for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+      __pipeline_memcpy_async(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, 16);
+    }
+  }
+  __device__ void end_row(int slot) {
+    if (copied < share.count) for_each_edge([&](int i) { copy_edge(slot, i); });
     __pipeline_commit();
+    ++copied;
+#pragma unroll
+    for (int tensor = 0; tensor < Pass::tensors; ++tensor) from[tensor] += split.advance[tensor];
+  }
+  __device__ void start_row(int slot) {
+#pragma unroll
+    for (int i = 0; i < units; ++i) start_copy(slot, i);
+    end_row(slot);
   }
 
  private:
-  __device__ void copy_piece(int slot, int tensor, int64_t row) const {
-    const T* from = source(tensor, row);
-    uint4* to = cell(slot, tensor);
-    if constexpr (fit != Fit::any) {
-#pragma unroll
-      for (int i = 0; i < units; ++i) {
-        const int at = columns.at<vector_size<T>>(i);
-        if (at < columns.count) __pipeline_memcpy_async(to + at / vector_size<T>, from + at, 16);
+  __device__ uint4* cell(int slot, int tensor, int i) const {
+    return cells + slot * slot_size + (tensor * units + i) * columns.threads;
+  }
+  __device__ T* element(int slot, int tensor, int i) const {
+    return reinterpret_cast<T*>(cell(slot, tensor, i));
+  }
+  __device__ T* moved(int slot, int tensor) const {
+    return element(slot, Pass::tensors, 0) + tensor * elements;
+  }
+
+  __device__ bool is_edge(int i) const {
+    return layout == Layout::alike && (edges >> i & 1) != 0;
+  }
+
+  // One by one: short code that takes few registers, for what two threads of a team do.
+  template <class Work>
+  __device__ void for_each_edge(Work work) const {
+    if constexpr (layout == Layout::alike) {
+#pragma unroll 1
+      for (unsigned left = edges, i = 0; left != 0; left >>= 1, ++i) {
+        if (left & 1) work(static_cast<int>(i));
       }
     } else {
-      const int past_boundary = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16 / sizeof(T));
-      const T* boundary = from - past_boundary;
-      const int vectors = (past_boundary + columns.count + vector_size<T> - 1) / vector_size<T>;
-      const T* begin = pass.tensor(tensor);
-      const T* end = begin + (pass.p.rows - 1) * pass.stride(tensor) + pass.p.cols;
-      for (int i = columns.thread; i < vectors; i += columns.threads) {
-        const T* vector = boundary + i * vector_size<T>;
-        if (vector >= begin && vector + vector_size<T> <= end) {
-          __pipeline_memcpy_async(to + i, vector, 16);
-        } else {  // the tensor's first or last: what lies around it is not ours to read
-          for (int k = 0; k < vector_size<T>; ++k) {
-            if (vector + k >= begin && vector + k < end) reinterpret_cast<T*>(to + i)[k] = vector[k];
-          }
+      static_cast<void>(work);
+    }
+  }
+  template <class Work>
+  __device__ void for_each_element(int i, Work work) const {
+#pragma unroll 1
+    for (int k = 0; k < elements; ++k) work(k, columns.column(i, k));
+  }
+
+  // A vector with its neighbours' elements; but not with what lies around the tensor, which is not ours to read.
+  __device__ void copy_edge(int slot, int i) const {
+    const int64_t number = share.first + copied * split.step;
+    const bool amid = number > 0 && number < pass.p.rows - 1;
+    const bool moves = columns.moved > 0 && columns.column(i) < 0;
+    for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+      const T* row = pass.tensor(tensor) + number * pass.stride(tensor);
+      if (amid) {
+        __pipeline_memcpy_async(cell(slot, tensor, i), row + columns.column(i), 16);
+        if (moves) __pipeline_memcpy_async(moved(slot, tensor), row + columns.row_end, 16);
+        continue;
+      }
+      for_each_element(i, [&](int k, int column) {
+        if (column < 0) return;
+        T* to = column < columns.row_end ? element(slot, tensor, i) : moved(slot, tensor);
+        to[k] = row[column];
+      });
+    }
+  }
+};
+
+// The ring of rows that lie apart. It takes the aligned vectors that cover a piece of a row, with some of its
+// neighbours' elements, and a thread's columns are single elements in them. It reads what other threads have copied.
+template <class Pass, int units, int stages_>
+struct Ring<Pass, Layout::apart, units, stages_> {
+  using T = typename Pass::T;
+  using Its = Columns<Layout::apart, T>;
+  static constexpr int stages = stages_;
+  static constexpr bool reads_own = false;
+  const Pass& pass;
+  const Split<Layout::apart>& split;
+  Its columns;
+  Share share;
+  uint4* cells;  // [stages][tensors][vectors_for(threads)]
+  int copied = 0;
+
+  __host__ __device__ static constexpr int vectors_for(int threads) {
+    return (units * threads * static_cast<int>(sizeof(T)) + 14) / 16 + 1;
+  }
+
+  __device__ Ring(const Pass& pass, const Split<Layout::apart>& split, const Its& columns, const Share& share,
+                  uint4* shared)
+      : pass(pass), split(split), columns(columns), share(share), cells(shared) {}
+
+  __device__ uint4* cell(int slot, int tensor) const {
+    return cells + (slot * Pass::tensors + tensor) * vectors_for(columns.threads);
+  }
+  __device__ const T* source(int tensor, int turn) const {
+    return pass.tensor(tensor) + (share.first + turn * split.step) * pass.stride(tensor) + columns.begin;
+  }
+  __device__ Unit<1> read(int slot, int tensor, int i, int turn) const {
+    const int past_boundary = static_cast<int>(reinterpret_cast<uintptr_t>(source(tensor, turn)) % 16 / sizeof(T));
+    const T* piece = reinterpret_cast<const T*>(cell(slot, tensor)) + past_boundary;
+    return {{to_float(piece[columns.column(i) - columns.begin])}};
+  }
+  __device__ uint4* end() const { return cell(stages, 0); }
+  __device__ bool reads(int i) const { return columns.has(i); }
+  __device__ void prepare(int) const {}
+  __device__ void write_edges(T*, int) const {}
+  __device__ void write(T* dx, int, int i, const Unit<1>& floats) const {
+    dx[columns.column(i)] = static_cast<T>(floats.at[0]);
+  }
+
+  __device__ void start_row(int slot) {
+    if (copied < share.count) {
+#pragma unroll
+      for (int tensor = 0; tensor < Pass::tensors; ++tensor) copy_piece(cell(slot, tensor), tensor);
+    }
+    __pipeline_commit();
+    ++copied;
+  }
+
+ private:
+  __device__ void copy_piece(uint4* to, int tensor) const {
+    const T* from = source(tensor, copied);
+    const int past_boundary = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16 / sizeof(T));
+    const int vectors = (past_boundary + columns.end - columns.begin + vector_size<T> - 1) / vector_size<T>;
+    const T* begin = pass.tensor(tensor);
+    const T* end = begin + (pass.p.rows - 1) * pass.stride(tensor) + pass.p.cols;
+    for (int i = columns.thread; i < vectors; i += columns.threads) {
+      const T* vector = from - past_boundary + i * vector_size<T>;
+      if (vector >= begin && vector + vector_size<T> <= end) {
+        __pipeline_memcpy_async(to + i, vector, 16);
+      } else {  // the tensor's first or last: what lies around it is not ours to read
+        for (int k = 0; k < vector_size<T>; ++k) {
+          if (vector + k >= begin && vector + k < end) reinterpret_cast<T*>(to + i)[k] = vector[k];
         }
       }
     }
@@ -530,23 +778,11 @@ struct ClusterTeam {
 // [/snippet]
 
 // [snippet: column_sums]
-template <int each>
-__device__ inline void write_sums(float* to, const float (&sums)[each]) {
-  if constexpr (each % 4 == 0) {
-#pragma unroll
-    for (int k = 0; k < each; k += 4) {
-      *reinterpret_cast<float4*>(to + k) = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < each; ++k) to[k] = sums[k];
-  }
-}
-
 // What a thread keeps from its first row to its last.
-template <class Pass, Fit fit, int units>
+template <class Pass, Layout layout, int units>
 struct ColumnSums {
-  static constexpr int each = unit<fit, typename Pass::T>;
+  using Its = Columns<layout, typename Pass::T>;
+  static constexpr int each = Its::unit;
   float dgamma[units][each] = {};
   float dbeta[units][each] = {};
 
@@ -565,70 +801,127 @@ struct ColumnSums {
       }
     }
   }
-  __device__ void write(float* to_dgamma, float* to_dbeta, const Columns& columns) const {
+  __device__ void write(float* to_dgamma, float* to_dbeta, const Its& columns) const {
 #pragma unroll
     for (int i = 0; i < units; ++i) {
-      const int at = columns.at<each>(i);
-      if (at >= columns.count) continue;
-      write_sums(to_dgamma + columns.begin + at, dgamma[i]);
-      if constexpr (Pass::centered) write_sums(to_dbeta + columns.begin + at, dbeta[i]);
+      if (!columns.has(i)) continue;
+      write_unit(to_dgamma, columns, i, dgamma[i]);
+      if constexpr (Pass::centered) write_unit(to_dbeta, columns, i, dbeta[i]);
+    }
+  }
+
+ private:
+  __device__ static void write_unit(float* row, const Its& columns, int i, const float (&sums)[each]) {
+    if constexpr (layout == Layout::whole) {
+#pragma unroll
+      for (int k = 0; k < each; k += 4) {
+        *reinterpret_cast<float4*>(row + columns.column(i) + k) = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < each; ++k) {
+        const int column = columns.column(i, k);
+        if (column >= 0) row[column] = sums[k];
+      }
     }
   }
 };
 
-// gamma at a thread's columns, in the storage type.
-template <class Pass, Fit fit, int units>
+// gamma at a thread's columns: floats in registers where there are few, and else in the storage type, in shared memory
+// behind the ring. A thread reads there what it has written itself.
+template <class Pass, Layout layout, int units>
 struct Weights {
   using T = typename Pass::T;
   using G = typename Pass::G;
-  std::conditional_t<fit == Fit::any, float, ParameterVector<T, G>> held[units];
+  using Its = Columns<layout, T>;
+  static constexpr int each = Its::unit;
+  static constexpr bool in_registers = units * each <= 16;
+  union Vector {
+    ParameterVector<T, G> packed;
+    G element[vector_size<T>];
+  };
+  Unit<each> held[in_registers ? units : 1];
+  Vector* shared;  // unit 0
+  int threads;
 
-  __device__ void load(const G* gamma, const Columns& columns) {
+  // Vectors of shared memory.
+  __host__ __device__ static constexpr int vectors_for(int threads) {
+    return in_registers ? 0 : units * threads * ParameterVector<T, G>::parts;
+  }
+
+  __device__ void load(const G* gamma, const Its& columns, uint4* behind_ring) {
+    shared = reinterpret_cast<Vector*>(behind_ring) + columns.thread;
+    threads = columns.threads;
 #pragma unroll
     for (int i = 0; i < units; ++i) {
-      const int at = columns.at<unit<fit, T>>(i);
-      const bool has = at < columns.count;
-      if constexpr (fit == Fit::any) {
-        held[i] = gamma && has ? to_float(gamma[columns.begin + at]) : 1.0f;
+      const bool has = gamma && columns.has(i);
+      if constexpr (layout == Layout::apart) {
+        held[i].at[0] = has ? to_float(gamma[columns.column(i)]) : 1.0f;
+        continue;
+      }
+      Vector vector;
+      if constexpr (layout == Layout::whole) {
+        vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i), 1.0f);
       } else {
-        held[i].template load<fit, false>(has ? gamma : nullptr, static_cast<int>(columns.begin) + at, 1.0f);
+#pragma unroll
+        for (int k = 0; k < each; ++k) {
+          const int column = columns.column(i, k);
+          vector.element[k] = has && column >= 0 ? gamma[column] : static_cast<G>(1.0f);
+        }
+      }
+      if constexpr (in_registers) {
+        const Floats<T> all = vector.packed.floats();
+#pragma unroll
+        for (int k = 0; k < each; ++k) {
+          held[i].at[k] = all.at[k];
+          keep(held[i].at[k]);
+        }
+      } else {
+        shared[i * threads] = vector;
       }
     }
   }
-  __device__ Unit<unit<fit, T>> get(int i) const {
-    Unit<unit<fit, T>> floats;
-    if constexpr (fit == Fit::any) {
-      floats.at[0] = held[i];
+  __device__ Unit<each> get(int i) const {
+    if constexpr (in_registers) {
+      return held[i];
     } else {
-      const Floats<T> all = held[i].floats();
+      const Floats<T> all = shared[i * threads].packed.floats();
+      Unit<each> floats;
 #pragma unroll
-      for (int k = 0; k < vector_size<T>; ++k) floats.at[k] = all.at[k];
+      for (int k = 0; k < each; ++k) floats.at[k] = all.at[k];
+      return floats;
     }
-    return floats;
+  }
+
+ private:
+  // The compiler would rather unpack it anew for each row than keep it in a register.
+  __device__ static void keep(float& value) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+f"(value));
+#else
+    static_cast<void>(value);
+#endif
   }
 };
 // [/snippet]
 
 // [snippet: walk]
 // A thread's share of a row's sums; its columns' sums grow by the row.
-template <class Pass, Fit fit, int units, int stages>
-__device__ inline RowSums add_row(const Ring<Pass, fit, units, stages>& ring, int slot, int64_t row,
-                                  const RowStatistics& s, const Weights<Pass, fit, units>& weights,
-                                  ColumnSums<Pass, fit, units>& column_sums) {
-  constexpr int each = unit<fit, typename Pass::T>;
-  const auto* x = ring.piece(slot, 0, row);
-  const auto* dy = ring.piece(slot, 1, row);
+template <class Pass, Layout layout, int units, int stages>
+__device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring, int slot, int turn,
+                                  const RowStatistics& s, const Weights<Pass, layout, units>& weights,
+                                  ColumnSums<Pass, layout, units>& column_sums) {
   RowSums sums = {0.0f, 0.0f};
-  if (row >= ring.pass.p.rows) return sums;
+  if (turn >= ring.share.count) return sums;
+  ring.prepare(slot);
 #pragma unroll
   for (int i = 0; i < units; ++i) {
-    const int at = ring.columns.template at<each>(i);
-    if (at >= ring.columns.count) continue;
-    const Unit<each> xs = read_unit<fit>(x + at);
-    const Unit<each> dys = read_unit<fit>(dy + at);
-    const Unit<each> gammas = weights.get(i);
+    if (!ring.reads(i)) continue;
+    const auto xs = ring.read(slot, 0, i, turn);
+    const auto dys = ring.read(slot, 1, i, turn);
+    const auto gammas = weights.get(i);
 #pragma unroll
-    for (int k = 0; k < each; ++k) {
+    for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) {
       const float xhat = xhat_of(xs.at[k], s);
       const float wdy = dys.at[k] * gammas.at[k];
       if constexpr (Pass::centered) sums.wdy += wdy;
@@ -639,72 +932,79 @@ __device__ inline RowSums add_row(const Ring<Pass, fit, units, stages>& ring, in
   return sums;
 }
 
-// A thread's share of a row's dx, once the row's sums are known.
-template <class Pass, Fit fit, int units, int stages>
-__device__ inline void write_dx(const Ring<Pass, fit, units, stages>& ring, int slot, int64_t row,
-                                const RowStatistics& s, const RowSums& sums, const Weights<Pass, fit, units>& weights) {
-  constexpr int each = unit<fit, typename Pass::T>;
-  const auto& p = ring.pass.p;
-  if (!p.dx || row >= p.rows) return;
-  const auto* x = ring.piece(slot, 0, row);
-  const auto* dy = ring.piece(slot, 1, row);
-  const Gradient gradient = gradient_of(s, sums, p.cols);
-  auto* dx = p.dx + row * p.dx_stride + ring.columns.begin;
+// A thread's share of a row's dx, once the row's sums are known. The row is then read for the last time.
+template <class Pass, Layout layout, int units, int stages>
+__device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int slot, int turn, typename Pass::T* dx,
+                                const RowStatistics& s, const Gradient& gradient,
+                                const Weights<Pass, layout, units>& weights) {
+  constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
+  const bool writes = ring.pass.p.dx && turn < ring.share.count;
 #pragma unroll
   for (int i = 0; i < units; ++i) {
-    const int at = ring.columns.template at<each>(i);
-    if (at >= ring.columns.count) continue;
-    const Unit<each> xs = read_unit<fit>(x + at);
-    const Unit<each> dys = read_unit<fit>(dy + at);
-    const Unit<each> gammas = weights.get(i);
-    Unit<each> dxs;
+    if (writes && ring.reads(i)) {
+      const auto xs = ring.read(slot, 0, i, turn);
+      const auto dys = ring.read(slot, 1, i, turn);
+      const auto gammas = weights.get(i);
+      auto dxs = xs;
 #pragma unroll
-    for (int k = 0; k < each; ++k) dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
-    if constexpr (Pass::adds_dh) {
-      const Unit<each> dhs = read_unit<fit>(ring.piece(slot, 2, row) + at);
+      for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) {
+        dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
+      }
+      if constexpr (Pass::adds_dh) {
+        const auto dhs = ring.read(slot, 2, i, turn);
 #pragma unroll
-      for (int k = 0; k < each; ++k) dxs.at[k] += dhs.at[k];
+        for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) dxs.at[k] += dhs.at[k];
+      }
+      ring.write(dx, slot, i, dxs);
     }
-    write_unit<fit>(dx + at, dxs);
+    if constexpr (reads_own) ring.start_copy(slot, i);
   }
+  if (writes) ring.write_edges(dx, slot);
+  if constexpr (reads_own) ring.end_row(slot);
 }
 
-// Rows first_row, first_row + step, ... by one team, in `turns` turns. The row after this one is added up before this
-// one's sums are asked for, so that the team's threads have work while they wait for each other. A team that has run
-// out of rows keeps the others of its warp company.
-template <class Pass, Fit fit, int units, int stages, class Team>
-__device__ inline void walk_rows(const Pass& pass, Team team, const Ring<Pass, fit, units, stages>& ring,
-                                 int64_t first_row, int64_t step, int64_t turns,
-                                 ColumnSums<Pass, fit, units>& column_sums) {
+// gradient_of, with 1 / cols at hand: a multiplication for each row in the place of a division.
+__device__ inline Gradient gradient_with(const RowStatistics& s, const RowSums& sums, float inverse_cols) {
+  const float each = s.rstd * inverse_cols;
+  return {s.rstd, sums.wdy * each, sums.wdy_xhat * each};
+}
+
+// A share of rows by one team. The row after this one is added up before this one's sums are asked for, so that the
+// team's threads have work while they wait for each other. A team that has run out of rows keeps the others of its warp
+// company.
+template <class Pass, Layout layout, int units, int stages, class Team>
+__device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout, units, stages> ring,
+                                 ColumnSums<Pass, layout, units>& column_sums) {
   // Where a thread reads only what it has copied itself, it waits for that. Else the copies are waited for a barrier
   // earlier, and their place is given away a barrier later.
-  constexpr bool reads_own = fit != Fit::any;
+  constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
   static_assert(stages >= (reads_own ? 3 : 4));
-  for (int i = 0; i < stages - 1; ++i) ring.start_copy(i, first_row + i * step);
-  Weights<Pass, fit, units> weights;
-  weights.load(pass.p.gamma, ring.columns);
-  RowStatistics now = pass.statistics(first_row);
-  RowStatistics next = pass.statistics(first_row + step);
-  __pipeline_wait_prior(reads_own ? stages - 2 : stages - 3);
-  team.sync();
-  team.put(add_row(ring, 0, first_row, now, weights, column_sums));
+  const Share share = ring.share;
+  const auto statistics = [&](int turn) {
+    const int64_t row = share.first + turn * ring.split.step;
+    return turn < share.count ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
+  };
+  for (int slot = 0; slot < (reads_own ? stages : stages - 1); ++slot) ring.start_row(slot);
+  Weights<Pass, layout, units> weights;
+  weights.load(pass.p.gamma, ring.columns, ring.end());
+  RowStatistics now = statistics(0);
+  RowStatistics next = statistics(1);
+  __pipeline_wait_prior(reads_own ? stages - 1 : stages - 3);
+  if constexpr (!reads_own) team.sync();
+  team.put(add_row(ring, 0, 0, now, weights, column_sums));
 
+  typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride;
   int slot = 0;
-  int64_t row = first_row;
-  for (int64_t turn = 0; turn < turns; ++turn, row += step) {
+  for (int turn = 0; turn < share.turns; ++turn, dx += ring.split.advance_dx) {
     const int next_slot = slot == stages - 1 ? 0 : slot + 1;
-    const int freed_slot = slot == 0 ? stages - 1 : slot - 1;  // of the row before this one
-    const RowStatistics after_next = pass.statistics(row + 2 * step);
-    if constexpr (reads_own) {
-      ring.start_copy(freed_slot, row + (stages - 1) * step);
-      __pipeline_wait_prior(stages - 2);  // the next row is here
-    }
-    const RowSums next_share = add_row(ring, next_slot, row + step, next, weights, column_sums);
+    const RowStatistics after_next = statistics(turn + 2);
+    if constexpr (reads_own) __pipeline_wait_prior(stages - 2);  // the next row is here
+    const RowSums next_share = add_row(ring, next_slot, turn + 1, next, weights, column_sums);
     if constexpr (!reads_own) __pipeline_wait_prior(stages - 4);  // the row after the next is here
     const RowSums sums = team.get();
     team.put(next_share);
-    if constexpr (!reads_own) ring.start_copy(freed_slot, row + (stages - 1) * step);
-    write_dx(ring, slot, row, now, sums, weights);
+    if constexpr (!reads_own) ring.start_row(slot == 0 ? stages - 1 : slot - 1);  // where the row before this one was
+    write_dx(ring, slot, turn, dx, now, gradient_with(now, sums, ring.split.inverse_cols), weights);
     slot = next_slot;
     now = next;
     next = after_next;
@@ -716,27 +1016,32 @@ __device__ inline void walk_rows(const Pass& pass, Team team, const Ring<Pass, f
 
 // [snippet: kernels]
 // Several rows to a block: `width` lanes to a row. Before the block writes its partial row, its teams' sums are added
-// up: first those of a warp's lanes, then those of the warps, in shared memory.
-template <class Pass, Fit fit, int units, int stages, int width, int threads, int resident>
+// up: first those of a warp's lanes, then those of the warps, in shared memory. Teams that are whole warps may each
+// have rows of another kind, since a team's step of rows is a multiple of 8.
+template <class Pass, Layout layout, int units, int stages, int width, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
-    backward_lanes_per_row(Pass pass, PartialRows partial) {
+    backward_lanes_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int teams = threads / width;
   constexpr int warps = threads / lanes;
-  using TheRing = Ring<Pass, fit, units, stages>;
-  constexpr int piece_vectors = TheRing::vectors_for(width);
+  static_assert(layout != Layout::alike || (width == lanes && teams % 8 == 0));
+  static_assert(Weights<Pass, layout, units>::in_registers);
+  using TheRing = Ring<Pass, layout, units, stages>;
+  constexpr int ring_size = stages * Pass::tensors * TheRing::vectors_for(width);
   const int thread = static_cast<int>(threadIdx.x);
   const int cols = static_cast<int>(pass.p.cols);
-  const Columns columns = {0, cols, thread % width, width};
-  uint4* shared = dynamic_shared<uint4>();
-  const TheRing ring{pass, columns, shared + thread / width * (stages * Pass::tensors * piece_vectors), piece_vectors};
-
-  const int64_t step = int64_t{gridDim.x} * teams;
+  const auto rows_from = [&](int64_t first) {
+    return first < split.rows ? static_cast<int>((split.rows - first + split.step - 1) / split.step) : 0;
+  };
   const int64_t first = int64_t{blockIdx.x} * teams + thread / width;
   const int64_t first_of_warp = int64_t{blockIdx.x} * teams + thread / lanes * (lanes / width);
-  const int64_t turns = first_of_warp < pass.p.rows ? (pass.p.rows - first_of_warp + step - 1) / step : 0;
+  const Share share = {first, rows_from(first), rows_from(first_of_warp)};
+  const auto columns = columns_of<layout>(pass, first, thread % width, width);
+
   wait_for_previous_kernel();
-  ColumnSums<Pass, fit, units> sums;
-  walk_rows<Pass, fit, units, stages>(pass, LaneTeam<width>{}, ring, first, step, turns, sums);
+  ColumnSums<Pass, layout, units> sums;
+  LaneTeam<width> team;
+  walk_rows(pass, team, TheRing(pass, split, columns, share, dynamic_shared<uint4>() + thread / width * ring_size),
+            sums);
   let_next_kernel_start();
   if (!partial.first) return;
 
@@ -755,51 +1060,201 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   }
 }
 
-template <class Pass, Fit fit, int units, int stages, int threads, int resident>
+template <int least>
+inline constexpr int power_of_2_from = static_cast<int>(std::bit_ceil(static_cast<unsigned>(least)));
+
+template <class Pass, Layout layout, int units, int stages, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
-    backward_block_per_row(Pass pass, PartialRows partial) {
-  constexpr int warps = threads / lanes;
-  using TheRing = Ring<Pass, fit, units, stages>;
-  __shared__ RowSums scratch[2 * warps];
-  const int block_threads = static_cast<int>(blockDim.x);
-  const Columns columns = {0, static_cast<int>(pass.p.cols), static_cast<int>(threadIdx.x), block_threads};
-  const TheRing ring{pass, columns, dynamic_shared<uint4>(), TheRing::vectors_for(block_threads)};
-  const int64_t turns = (pass.p.rows - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    backward_block_per_row(Pass pass, PartialRows partial, Split<layout> split) {
+  constexpr int most_warps = power_of_2_from<threads / lanes>;
+  __shared__ RowSums scratch[2 * most_warps];
+  BlockTeam<most_warps> team{scratch};
   wait_for_previous_kernel();
-  ColumnSums<Pass, fit, units> sums;
-  walk_rows<Pass, fit, units, stages>(pass, BlockTeam<warps>{scratch}, ring, blockIdx.x, gridDim.x, turns, sums);
-  let_next_kernel_start();
-  if (partial.first) sums.write(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
+  split.for_each_share(blockIdx.x, gridDim.x, [&](const Share& share, int64_t partial_row) {
+    const int block_threads = units > 2 ? threads : static_cast<int>(blockDim.x);
+    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
+    ColumnSums<Pass, layout, units> sums;
+    walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()),
+              sums);
+    let_next_kernel_start();
+    if (partial.first) sums.write(partial.dgamma(partial_row), partial.dbeta(partial_row), columns);
+  });
 }
 
 // Each block of a cluster has one piece of its rows.
-template <class Pass, Fit fit, int units, int stages, int threads>
-__global__ void __launch_bounds__(threads, 1) backward_cluster_per_row(Pass pass, PartialRows partial) {
+template <class Pass, Layout layout, int units, int stages, int threads>
+__global__ void __launch_bounds__(threads, 1)
+    backward_cluster_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int warps = threads / lanes;
-  using T = typename Pass::T;
-  using TheRing = Ring<Pass, fit, units, stages>;
   __shared__ RowSums of_warps[warps];
   __shared__ RowSums of_blocks[2 * most_blocks_of_cluster];
   const Cluster cluster = this_cluster();
-  const int64_t blocks = cluster.num_blocks();
-  const int64_t row_units = (pass.p.cols + unit<fit, T> - 1) / unit<fit, T>;
-  const int64_t piece = (row_units + blocks - 1) / blocks * unit<fit, T>;
-  const int64_t begin = cluster.block_rank() * piece;
-  const int64_t left = pass.p.cols - begin;
-  const int count = static_cast<int>(left < 0 ? 0 : left < piece ? left : piece);
-  const Columns columns = {count == 0 ? 0 : begin, count, static_cast<int>(threadIdx.x), threads};
-  const TheRing ring{pass, columns, dynamic_shared<uint4>(), TheRing::vectors_for(threads)};
-
-  const int64_t clusters = gridDim.x / blocks;
-  const int64_t first = blockIdx.x / blocks;
-  const int64_t turns = (pass.p.rows - first + clusters - 1) / clusters;
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  ClusterTeam<warps> team{cluster, of_warps, of_blocks};
   wait_for_previous_kernel();
   cluster.sync();  // all blocks have started, and have shared memory to write into
-  ColumnSums<Pass, fit, units> sums;
-  walk_rows<Pass, fit, units, stages>(pass, ClusterTeam<warps>{cluster, of_warps, of_blocks}, ring, first, clusters,
-                                      turns, sums);
-  let_next_kernel_start();
-  if (partial.first) sums.write(partial.dgamma(first), partial.dbeta(first), columns);
+  split.for_each_share(blockIdx.x / blocks, gridDim.x / blocks, [&](const Share& share, int64_t partial_row) {
+    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
+                                            static_cast<int>(cluster.block_rank()), blocks);
+    ColumnSums<Pass, layout, units> sums;
+    walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()),
+              sums);
+    let_next_kernel_start();
+    if (partial.first) sums.write(partial.dgamma(partial_row), partial.dbeta(partial_row), columns);
+  });
+}
+// [/snippet]
+
+// [snippet: side_by_side]
+// A small problem lies in the second-level cache, and there reading x and dy twice costs less than a second kernel that
+// waits for the first. Some blocks then find dx, a row to a team, while others find dgamma and dbeta, a tile of columns
+// of all rows to a block. Nobody waits for anybody, and there are no partial rows.
+inline constexpr int threads_side_by_side = 256;
+inline constexpr int tile_lanes = 4;  // a block's tile of columns is so many vectors wide: two sectors
+
+template <class T>
+inline constexpr int tile_columns = tile_lanes* vector_size<T>;
+
+// The sums of a tile's columns: `tile_lanes` neighbouring lanes have a row, and a thread every 64th row.
+template <class Pass>
+__device__ inline void sum_tile(const Pass& pass, int tile) {
+  using T = typename Pass::T;
+  using G = typename Pass::G;
+  constexpr int groups = threads_side_by_side / tile_lanes;
+  constexpr int warps = threads_side_by_side / lanes;
+  constexpr int batch = 8;  // rows whose loads are on their way together
+  __shared__ float of_warps[warps][2][tile_columns<T>];
+  const auto& p = pass.p;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int column = thread % tile_lanes * vector_size<T>;  // in the tile
+  const int64_t first_column = int64_t{tile} * tile_columns<T>;
+  const bool has = first_column + column < p.cols;
+  float dgamma[vector_size<T>] = {};
+  float dbeta[vector_size<T>] = {};
+
+  for (int64_t first = thread / tile_lanes; first < p.rows && has; first += batch * groups) {
+    uint4 x[batch], dy[batch];
+    RowStatistics s[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int64_t row = first + i * groups;
+      if (row >= p.rows) break;
+      x[i] = *reinterpret_cast<const uint4*>(p.x + row * p.x_stride + first_column + column);
+      dy[i] = *reinterpret_cast<const uint4*>(p.dy + row * p.dy_stride + first_column + column);
+      s[i] = pass.statistics(row);
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      if (first + i * groups >= p.rows) break;
+      const Floats<T> xs = unpack<T>(x[i]);
+      const Floats<T> dys = unpack<T>(dy[i]);
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) {
+        dgamma[k] = fmaf(dys.at[k], xhat_of(xs.at[k], s[i]), dgamma[k]);
+        if constexpr (Pass::centered) dbeta[k] += dys.at[k];
+      }
+    }
+  }
+
+#pragma unroll
+  for (int k = 0; k < vector_size<T>; ++k) {
+    for (int distance = tile_lanes; distance < lanes; distance *= 2) {
+      dgamma[k] += __shfl_xor_sync(all_lanes, dgamma[k], distance);
+      if constexpr (Pass::centered) dbeta[k] += __shfl_xor_sync(all_lanes, dbeta[k], distance);
+    }
+    if (thread % lanes < tile_lanes) {
+      of_warps[thread / lanes][0][column + k] = dgamma[k];
+      of_warps[thread / lanes][1][column + k] = dbeta[k];
+    }
+  }
+  __syncthreads();
+  const int own = thread % tile_columns<T>;
+  const int which = thread / tile_columns<T>;  // of the two sums
+  G* out = which == 0 ? p.dgamma : which == 1 ? p.dbeta : nullptr;
+  if (!out || first_column + own >= p.cols) return;
+  float sum = 0.0f;
+  for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp][which][own];
+  out[first_column + own] = static_cast<G>(sum);
+}
+
+// dx of a row by a team of `width` threads, of which this is `thread`. A row of which the team has none is out of
+// range.
+template <int units, int width, class Pass, class Team>
+__device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread, Team team) {
+  using T = typename Pass::T;
+  const auto& p = pass.p;
+  const int cols = static_cast<int>(p.cols);
+  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, thread, width};
+  const bool has_row = row < p.rows;
+  const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
+    return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
+  };
+  uint4 x[units], dy[units];
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    if (!has_row || !columns.has(i)) continue;
+    x[i] = vector_of(p.x, p.x_stride, i);
+    dy[i] = vector_of(p.dy, p.dy_stride, i);
+  }
+  ParameterVector<T, typename Pass::G> gamma[units];
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i), 1.0f);
+  }
+  const RowStatistics s = has_row ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
+
+  RowSums sums = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    if (!has_row || !columns.has(i)) continue;
+    const Floats<T> xs = unpack<T>(x[i]);
+    const Floats<T> dys = unpack<T>(dy[i]);
+    const Floats<T> gammas = gamma[i].floats();
+#pragma unroll
+    for (int k = 0; k < vector_size<T>; ++k) {
+      const float wdy = dys.at[k] * gammas.at[k];
+      if constexpr (Pass::centered) sums.wdy += wdy;
+      sums.wdy_xhat = fmaf(wdy, xhat_of(xs.at[k], s), sums.wdy_xhat);
+    }
+  }
+  team.put(sums);
+  const Gradient gradient = gradient_with(s, team.get(), 1.0f / static_cast<float>(p.cols));
+#pragma unroll
+  for (int i = 0; i < units; ++i) {
+    if (!has_row || !columns.has(i)) continue;
+    const Floats<T> xs = unpack<T>(x[i]);
+    const Floats<T> dys = unpack<T>(dy[i]);
+    const Floats<T> gammas = gamma[i].floats();
+    Floats<T> dxs;
+#pragma unroll
+    for (int k = 0; k < vector_size<T>; ++k) {
+      dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
+    }
+    if constexpr (Pass::adds_dh) {
+      const Floats<T> dhs = unpack<T>(vector_of(p.dh, p.dh_stride, i));
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) dxs.at[k] += dhs.at[k];
+    }
+    *reinterpret_cast<uint4*>(p.dx + row * p.dx_stride + columns.column(i)) = pack<T>(dxs);
+  }
+}
+
+// The first `tiles` blocks have tiles of columns, the others rows: one to a block, or one to a warp.
+template <class Pass, int units, bool warp_per_row>
+__global__ void __launch_bounds__(threads_side_by_side, 2) backward_side_by_side(Pass pass, int tiles) {
+  constexpr int warps = threads_side_by_side / lanes;
+  wait_for_previous_kernel();
+  const int block = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (block < tiles) {
+    sum_tile(pass, block);
+  } else if constexpr (warp_per_row) {
+    dx_in_registers<units, lanes>(pass, int64_t{block - tiles} * warps + thread / lanes, thread % lanes,
+                                  LaneTeam<lanes>{});
+  } else {
+    __shared__ RowSums scratch[warps];
+    dx_in_registers<units, threads_side_by_side>(pass, block - tiles, thread, BlockTeam<warps>{scratch});
+  }
 }
 // [/snippet]
 
@@ -814,11 +1269,43 @@ PartialRows partial_rows_of(const Pass& pass, int64_t count) {
 }
 
 // As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
-// them if that leaves none of the multiprocessors without: each team's partial row has to be read again.
-inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols) {
+// them if that leaves none of the multiprocessors without: each team's partial row has to be read again. `more` partial
+// rows come on top.
+inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
   const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
-  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols)}));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
+}
+
+// How many rows on a row starts equally far past a boundary again.
+template <Layout layout, class Pass>
+int period_of(const Pass& pass) {
+  constexpr int64_t elements = vector_size<typename Pass::T>;
+  return layout == Layout::alike ? static_cast<int>(elements / std::gcd(elements, pass.p.x_stride)) : 1;
+}
+
+template <Layout layout, class Pass>
+Split<layout> split_of(const Pass& pass, int64_t step, int period = 1) {
+  const auto& p = pass.p;
+  return {p.rows,
+          period,
+          step,
+          {step * p.x_stride, step * p.dy_stride, step * p.dh_stride},
+          step * p.dx_stride,
+          1.0f / static_cast<float>(p.cols)};
+}
+
+template <Layout layout, class T>
+int64_t units_of_row(int64_t cols) {
+  constexpr int64_t unit = Columns<layout, T>::unit;
+  return (cols + unit - 1) / unit;
+}
+
+// Bytes for a team's threads in a block: the ring, and gamma behind it.
+template <class Pass, Layout layout, int units, int stages>
+constexpr size_t shared_of_ring(int threads) {
+  const int ring = stages * Pass::tensors * Ring<Pass, layout, units, stages>::vectors_for(threads);
+  return sizeof(uint4) * (ring + Weights<Pass, layout, units>::vectors_for(threads));
 }
 
 inline bool fits(int64_t shared_bytes) {
@@ -838,13 +1325,12 @@ int64_t blocks_at_once(Kernel kernel, int threads, size_t shared_bytes) {
   return int64_t{blocks} * device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
-template <Fit fit, int units, int stages, int width, int threads, int resident, class Pass>
+template <Layout layout, int units, int stages, int width, int threads, int resident, class Pass>
 bool launch_lanes(const Pass& pass, cudaStream_t stream) {
   constexpr int teams = threads / width;
-  constexpr size_t shared_bytes =
-      size_t{teams} * stages * Pass::tensors * Ring<Pass, fit, units, stages>::vectors_for(width) * sizeof(uint4);
+  constexpr size_t shared_bytes = teams * shared_of_ring<Pass, layout, units, stages>(width);
   if (!fits(shared_bytes)) return false;
-  const auto kernel = backward_lanes_per_row<Pass, fit, units, stages, width, threads, resident>;
+  const auto kernel = backward_lanes_per_row<Pass, layout, units, stages, width, threads, resident>;
   const int64_t rows_of_teams = (pass.p.rows + teams - 1) / teams;
   const int64_t blocks = teams_for(rows_of_teams, blocks_at_once(kernel, threads, shared_bytes), pass.p.cols);
   launch(kernel,
@@ -853,44 +1339,44 @@ bool launch_lanes(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks));
+         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, blocks * teams));
   launch_sum(pass.p, blocks, stream);
   return true;
 }
 
-template <Fit fit, int units, int stages, int threads, int resident, class Pass>
+template <Layout layout, int units, int stages, int threads, int resident, class Pass>
 bool launch_block(const Pass& pass, cudaStream_t stream) {
-  using T = typename Pass::T;
-  const int64_t row_units = (pass.p.cols + unit<fit, T> - 1) / unit<fit, T>;
-  const unsigned block_threads = welford::threads_for(row_units, units);
-  const size_t shared_bytes = size_t{stages} * Pass::tensors * sizeof(uint4) *
-                              Ring<Pass, fit, units, stages>::vectors_for(static_cast<int>(block_threads));
+  // With many units the compiler needs to know how many threads there are: else registers run out.
+  const unsigned block_threads =
+      units > 2 ? threads : welford::threads_for(units_of_row<layout, typename Pass::T>(pass.p.cols), units);
+  const size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(static_cast<int>(block_threads));
   if (!fits(shared_bytes)) return false;
-  const auto kernel = backward_block_per_row<Pass, fit, units, stages, threads, resident>;
+  const auto kernel = backward_block_per_row<Pass, layout, units, stages, threads, resident>;
   const int64_t at_once = blocks_at_once(kernel, static_cast<int>(block_threads), shared_bytes);
-  const int64_t blocks = teams_for(pass.p.rows, at_once, pass.p.cols);
+  const int period = period_of<layout>(pass);
+  const int64_t blocks = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
+  const int64_t partial_rows = blocks + period - 1;
   launch(kernel,
          {.grid = static_cast<unsigned>(blocks),
           .block = block_threads,
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks));
-  launch_sum(pass.p, blocks, stream);
+         pass, partial_rows_of(pass, partial_rows),
+         split_of<layout>(pass, layout == Layout::alike ? period : blocks, period));
+  launch_sum(pass.p, partial_rows, stream);
   return true;
 }
 
-template <Fit fit, int units, int stages, int threads, class Pass>
+template <Layout layout, int units, int stages, int threads, class Pass>
 bool launch_cluster(const Pass& pass, cudaStream_t stream) {
-  using T = typename Pass::T;
-  const int64_t row_units = (pass.p.cols + unit<fit, T> - 1) / unit<fit, T>;
+  const int64_t row_units = units_of_row<layout, typename Pass::T>(pass.p.cols);
   unsigned size = 2;
   while (row_units > int64_t{size} * units * threads) size *= 2;
-  constexpr size_t shared_bytes =
-      size_t{stages} * Pass::tensors * sizeof(uint4) * Ring<Pass, fit, units, stages>::vectors_for(threads);
+  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
   if (size > most_blocks_of_cluster || !fits(shared_bytes)) return false;
   if (device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
-  const auto kernel = backward_cluster_per_row<Pass, fit, units, stages, threads>;
+  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads>;
   const void* const address = reinterpret_cast<const void*>(kernel);
   check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{shared_bytes}),
              "asking for dynamic shared memory");
@@ -912,7 +1398,9 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
   if (at_once == 0) return false;
-  const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols);
+  const int period = period_of<layout>(pass);
+  const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
+  const int64_t partial_rows = clusters + period - 1;
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
@@ -920,8 +1408,24 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
           .cluster = size,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, clusters));
-  launch_sum(pass.p, clusters, stream);
+         pass, partial_rows_of(pass, partial_rows),
+         split_of<layout>(pass, layout == Layout::alike ? period : clusters, period));
+  launch_sum(pass.p, partial_rows, stream);
+  return true;
+}
+
+// `rows` to a block that finds dx.
+template <int units, bool warp_per_row, class Pass>
+bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
+  const int64_t rows_of_block = warp_per_row ? threads_side_by_side / lanes : 1;
+  const int64_t tiles = (pass.p.cols + tile_columns<typename Pass::T> - 1) / tile_columns<typename Pass::T>;
+  const int64_t blocks_of_rows = pass.p.dx ? (pass.p.rows + rows_of_block - 1) / rows_of_block : 0;
+  launch(backward_side_by_side<Pass, units, warp_per_row>,
+         {.grid = static_cast<unsigned>(tiles + blocks_of_rows),
+          .block = threads_side_by_side,
+          .overlap = true,
+          .stream = stream},
+         pass, static_cast<int>(tiles));
   return true;
 }
 // [/snippet]
@@ -931,50 +1435,96 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
 template <class Pass>
 inline constexpr int stages_in_room = Pass::adds_dh ? 4 : 6;
 
+// And whether three stages of four vectors to a thread have: not of three tensors, nor beside a gamma that is wider
+// than the elements.
+template <class Pass>
+inline constexpr bool has_room_for_four = !Pass::adds_dh && sizeof(typename Pass::G) == sizeof(typename Pass::T);
+
+// True where x and dy together take a small part of the second-level cache, and no block has many rows of a tile to
+// read or a row that is too long for it.
+template <class Pass>
+bool is_small(const Pass& pass) {
+  constexpr int64_t element = sizeof(typename Pass::T);
+  const auto& p = pass.p;
+  return (p.dgamma || p.dbeta) && p.rows <= 1024 && p.rows * p.cols * element <= (int64_t{4} << 20) &&
+         p.cols * element >= 512 && p.cols * element <= int64_t{threads_side_by_side} * 4 * 16;
+}
+
 // Which shape takes which length was found by measuring on an H200.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
-  constexpr Fit fit = Fit::vectors;
+  constexpr Layout whole = Layout::whole;
   constexpr bool wide_elements = sizeof(typename Pass::T) == 4;
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
-  if (length <= 2 * 4) return launch_lanes<fit, 2, 4, 4, 256, 2>(pass, stream);
-  if (length <= 2 * 8) return launch_lanes<fit, 2, 4, 8, 256, 2>(pass, stream);
-  if (length <= 2 * 16) return launch_lanes<fit, 2, 4, 16, 256, 2>(pass, stream);
-  if (length <= 2 * 32) return launch_lanes<fit, 2, 4, 32, 256, 2>(pass, stream);
-  if (!wide_elements && length <= 2 * 256) return launch_block<fit, 2, 3, 512, 1>(pass, stream);
-  if (length <= 2 * 512) return launch_block<fit, 2, deep, 512, 1>(pass, stream);
-  if constexpr (!Pass::adds_dh) {  // with a third tensor the rings of these two are too large
-    if (length <= 4 * 512) return launch_block<fit, 4, 3, 512, 1>(pass, stream);
-    if constexpr (wide_elements) return launch_cluster<fit, 4, 3, 512>(pass, stream);
+  if (is_small(pass)) {
+    constexpr int units = wide_elements ? 8 : 4;
+    if (length <= units * lanes) return launch_side_by_side<units, true>(pass, stream);
+    return launch_side_by_side<4, false>(pass, stream);
   }
-  return launch_cluster<fit, 2, deep, 512>(pass, stream);
+  if (length <= 2 * 4) return launch_lanes<whole, 2, 4, 4, 256, 2>(pass, stream);
+  if (length <= 2 * 8) return launch_lanes<whole, 2, 4, 8, 256, 2>(pass, stream);
+  if (length <= 2 * 16) return launch_lanes<whole, 2, 4, 16, 256, 2>(pass, stream);
+  if (length <= 2 * 32) return launch_lanes<whole, 2, 4, 32, 256, 2>(pass, stream);
+  if (!wide_elements && length <= 2 * 256) return launch_block<whole, 2, 3, 512, 1>(pass, stream);
+  if (length <= 2 * 512) return launch_block<whole, 2, deep, 512, 1>(pass, stream);
+  if constexpr (has_room_for_four<Pass>) {
+    if (length <= 4 * 512) return launch_block<whole, 4, 3, 512, 1>(pass, stream);
+    return launch_cluster<whole, 4, 3, 512>(pass, stream);
+  } else {
+    return launch_cluster<whole, 2, deep, 512>(pass, stream);
+  }
+}
+
+// Rows that start and end anywhere, in all tensors alike, of more than 128 elements.
+template <class Pass>
+bool rows_alike(const Pass& pass, cudaStream_t stream) {
+  constexpr Layout alike = Layout::alike;
+  constexpr int deep = stages_in_room<Pass>;
+  const int64_t length = units_of_row<alike, typename Pass::T>(pass.p.cols);
+  if (length <= 2 * 32) return launch_lanes<alike, 2, 4, 32, 256, 2>(pass, stream);
+  if constexpr (sizeof(typename Pass::T) == 2) {
+    if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);
+  }
+  if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
+  if constexpr (has_room_for_four<Pass>) {
+    return launch_cluster<alike, 4, 3, 512>(pass, stream);
+  } else {
+    return launch_cluster<alike, 2, deep, 512>(pass, stream);
+  }
 }
 
 template <class Pass>
 bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
-  constexpr Fit fit = Fit::any;
-  if (pass.p.cols <= 2 * 8) return launch_lanes<fit, 2, 4, 8, 256, 2>(pass, stream);
-  if (pass.p.cols <= 4 * 32) return launch_lanes<fit, 4, 4, 32, 256, 2>(pass, stream);
+  constexpr Layout apart = Layout::apart;
+  if (pass.p.cols <= 2 * 8) return launch_lanes<apart, 2, 4, 8, 256, 2>(pass, stream);
+  if (pass.p.cols <= 4 * 32) return launch_lanes<apart, 4, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 4) {
-    if (pass.p.cols <= 8 * 512) return launch_block<fit, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
-    return launch_cluster<fit, 8, stages_in_room<Pass>, 512>(pass, stream);
+    if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
+    return launch_cluster<apart, 8, stages_in_room<Pass>, 512>(pass, stream);
   } else {
-    if (pass.p.cols <= 16 * 256) return launch_block<fit, 16, 4, 256, 2>(pass, stream);
-    return launch_cluster<fit, 16, stages_in_room<Pass>, 512>(pass, stream);
+    if (pass.p.cols <= 16 * 256) return launch_block<apart, 16, 4, 256, 2>(pass, stream);
+    return launch_cluster<apart, 16, stages_in_room<Pass>, 512>(pass, stream);
   }
 }
 
 template <class T, class G, bool centered, bool adds_dh>
 void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const Pass<T, G, centered, adds_dh> pass = {p};
-  const auto whole = [&](const void* first, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(first) % 16 == 0 && (p.rows == 1 || stride % vector_size<T> == 0);
+  // A tensor that is not there lies like any other.
+  const auto starts_like_x = [&](const T* first, int64_t stride) {
+    const auto apart = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(p.x);
+    return !first || (apart % 16 == 0 && (p.rows == 1 || (stride - p.x_stride) % vector_size<T> == 0));
   };
-  const bool whole_vectors = p.cols % vector_size<T> == 0 && whole(p.x, p.x_stride) && whole(p.dy, p.dy_stride) &&
-                             whole(p.dh, p.dh_stride) && whole(p.dx, p.dx_stride) && whole(p.gamma, 0);
-  if (whole_vectors ? rows_of_vectors(pass, stream) : rows_of_elements(pass, stream)) return;
-  separate(p, stream);  // rows too wide for the device's clusters, or a device that has none
+  const bool alike =
+      starts_like_x(p.dy, p.dy_stride) && starts_like_x(p.dh, p.dh_stride) && starts_like_x(p.dx, p.dx_stride);
+  const bool whole_vectors = alike && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.cols % vector_size<T> == 0 &&
+                             (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
+                             reinterpret_cast<uintptr_t>(p.gamma) % 16 == 0;
+  const bool done = whole_vectors              ? rows_of_vectors(pass, stream)
+                    : alike && p.cols > 4 * 32 ? rows_alike(pass, stream)
+                                               : rows_of_elements(pass, stream);
+  if (!done) separate(p, stream);  // rows too wide for the device's clusters, or a device that has none
 }
 
 template <class T, class G, bool centered>
