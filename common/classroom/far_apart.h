@@ -20,7 +20,7 @@ struct FarRows {
   int64_t stride;  // elements
 };
 
-__global__ inline void copy_rows(const float* from, int64_t from_stride, FarRows to, int64_t cols) {
+__global__ void copy_rows(const float* from, int64_t from_stride, FarRows to, int64_t cols) {
   const int64_t row = blockIdx.x;
   for (int64_t col = threadIdx.x; col < cols; col += blockDim.x) {
     to.first[row * to.stride + col] = from[row * from_stride + col];
