@@ -41,7 +41,7 @@ from typing import Any
 
 sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
-from isolation import MEBIBYTE, Cancelled, Limits, Outcome, Sandbox
+from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
 from judging import ACCEPTED, BLOCK_SECONDS, count_named, judge_speed, problems_of_checks, same_code, signal_name
 from regions import RegionError
 from toolchain import Toolchain, build, linked, replaced
@@ -259,7 +259,7 @@ class Grader:
             link += [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
         linking = subprocess.run(link, cwd=recipe.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=120, check=False)
         if linking.returncode != 0:
-            return Build(None, linking.stdout[-3000:])
+            return Build(None, plain(linking.stdout[-3000:]))
         program.chmod(0o755)
         return Build(program, said)
 
@@ -336,7 +336,7 @@ class Grader:
         endings = []
         for number, flags in enumerate(examination.runs):
             done, outcomes, _ = self.run(built.program, examination.tasks[number], slot, folder / f"run-{number}", False)
-            grade.printed = done.output or grade.printed
+            grade.printed = plain(done.output) or grade.printed
             checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
             right = sum(check["verdict"] in ACCEPTED for check in checks)
             grade.right += right
@@ -413,8 +413,8 @@ class Grader:
 
 
 def plain(text: str) -> str:
-    """Without the namespaces in front of names, and the folder in front of the student's file."""
-    return re.sub(r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: |\./(?=kernels\.cuh|\./)", "", text)
+    """Without the namespaces in front of names, and the grader's folders in front of the student's file."""
+    return re.sub(r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: |\./(?=kernels\.cuh|\./)|[^\s'`]*/worklog-grade-\w+/(?:[\w-]+/)*", "", text)
 
 
 def made_elsewhere(entries: Sequence[Json]) -> str:
@@ -436,7 +436,7 @@ def made_elsewhere(entries: Sequence[Json]) -> str:
 
 def ending_of(done: Outcome, flags: str) -> Json | None:
     """What is wrong with the way that a run has ended, with the verdict that it means."""
-    printed = f"\n{done.output.strip()[-800:]}" if done.output.strip() else ""
+    printed = f"\n{plain(done.output.strip())[-800:]}" if done.output.strip() else ""
     if done.timed_out:
         return {"kind": "hang", "verdict": "does not end", "text": f"with {flags} the program had not ended after {done.seconds:.0f} s"}
     if done.stopped_for:
@@ -601,6 +601,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, least in (("jobs", 1), ("timeout", 1), ("memory", 256)):
         if getattr(options, name) < least:
             parser.error(f"--{name} must be at least {least}")
+    if options.jobs > MOST_SLOTS:
+        parser.error(f"--jobs must be at most {MOST_SLOTS}")
     return options
 
 

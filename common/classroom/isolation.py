@@ -11,6 +11,8 @@ Three ways, the strongest first; the first that works here is used, and reports 
 from __future__ import annotations
 
 import os
+import pwd
+import random
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FIRST_USER = 61000  # user ids that nobody has; slot n has this and n
+USERS = range(30000, 60000)  # user ids, of which each grader takes as many, in a row, as nobody has
+MOST_SLOTS = 64
 MEBIBYTE = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 OUTPUT_BYTES = 4 * MEBIBYTE  # of what a program prints; more ends it
@@ -78,6 +81,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._running: set[int] = set()
         self.cancelled = threading.Event()
+        self._first_user = free_users() if os.geteuid() == 0 else 0
         as_root = os.geteuid() == 0
         sealed = Way("bubblewrap", as_root, "Each program ran in namespaces of its own (bubblewrap): it saw no other process, no network and no file but its own.")
         bare = Way("limits alone", as_root, "There were no namespaces here, only limits and process groups" + (
@@ -101,7 +105,7 @@ class Sandbox:
 
     def user_of(self, slot: int) -> int | None:
         """The user id that a slot's programs run with; None: the grader's own."""
-        return FIRST_USER + slot if self.way.as_root else None
+        return self._first_user + slot % MOST_SLOTS if self.way.as_root else None
 
     def give(self, path: Path, slot: int) -> None:
         """Makes a file or folder the slot's own."""
@@ -182,7 +186,7 @@ class Sandbox:
         user = self.user_of(slot)
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if user is not None else []
         processes_allowed = limits.processes + (0 if user is not None else own_processes())
-        limit = ["prlimit", "--core=0", f"--cpu={limits.cpu_seconds}", f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={processes_allowed}", "--nofile=256", "--"]
+        limit = ["prlimit", "--core=0", f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 2}", f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={processes_allowed}", "--nofile=256", "--"]
         if not self.way.has_namespaces:
             return [*(become or ["setpriv", "--no-new-privs"]), "--pdeathsig=KILL", *limit, *command]
         words = ["setpriv", "--pdeathsig=KILL", "bwrap", "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
@@ -214,6 +218,19 @@ class Sandbox:
         else:
             words += ["--chdir", "/tmp"]
         return [*words, "--", *become, *limit, *command]
+
+
+def free_users() -> int:
+    """The first of MOST_SLOTS user ids that no user, no process and, most likely, no other grader has."""
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    for pid in processes():
+        try:
+            taken.add(os.stat(f"/proc/{pid}").st_uid)
+        except OSError:
+            pass
+    starts = list(range(USERS.start, USERS.stop, MOST_SLOTS))
+    random.shuffle(starts)
+    return next((first for first in starts if taken.isdisjoint(range(first, first + MOST_SLOTS))), USERS.start)
 
 
 def end_group(group: int) -> None:
