@@ -116,8 +116,8 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
                 shapes, name = ",".join(f"4096x{cols}" for cols in TRITON_COLS), "4096 rows, fp16"
                 yield run(name, ("--shapes", shapes, "--dtype", dtype, "--input", "normal", "--time", "cold"), 12 * count[dtype], seconds / 2, 4)
             else:
-                yield run("few rows, bf16", ("--shapes", "1x8192,64x4096", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
-                          6 * count[dtype], seconds / 2)
+                yield run("few rows, bf16", ("--shapes", "1x8192,64x4096,128x8192", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
+                          9 * count[dtype], seconds / 2)
 
 
 def clocks_of(text: str) -> list[float]:
