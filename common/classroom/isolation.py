@@ -26,6 +26,7 @@ USERS = range(30000, 60000)  # user ids, of which each grader takes as many, in 
 MOST_SLOTS = 64
 MEBIBYTE = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
+END_SECONDS = 20  # for processes that were ended to be gone
 OUTPUT_BYTES = 4 * MEBIBYTE  # of what a program prints; more ends it
 SHOWN_BYTES = 6000  # of it, that is kept
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64", "lib32")
@@ -138,7 +139,7 @@ class Sandbox:
                     raise Cancelled
                 if target.stat().st_size > OUTPUT_BYTES:
                     stopped_for = "output"
-                elif memory_of(process.pid) > limits.memory_bytes:
+                elif sum(below(process.pid).values()) > limits.memory_bytes:
                     stopped_for = "memory"
                 timed_out = left <= 0
                 if timed_out or stopped_for:
@@ -148,9 +149,10 @@ class Sandbox:
                 except subprocess.TimeoutExpired:
                     pass
         finally:
+            known = set(below(process.pid)) - {process.pid}
             end_group(process.pid)
-            self._end_others(slot, token)
             process.wait()
+            self._end_others(slot, token, known)
             with self._lock:
                 self._running.discard(process.pid)
         text = tail_of(target)
@@ -166,21 +168,24 @@ class Sandbox:
             for group in self._running:
                 end_group(group)
 
-    def _end_others(self, slot: int, token: str) -> None:
-        """What has left its process group. With namespaces there is nothing: all end with the first."""
-        if self.way.has_namespaces:
-            return
+    def _end_others(self, slot: int, token: str, known: set[int]) -> None:
+        """Waits for the end of all that a run has started; without namespaces, ends what has left its process group."""
         user = self.user_of(slot)
-        for _ in range(20):  # one that is being forked may be missed
-            found = [pid for pid in processes() if belongs(pid, user, token)]
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            found = {pid for pid in processes() if is_alive(pid) and (pid in known or belongs(pid, user, token))}
             if not found:
                 return
-            for pid in found:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    pass
-            time.sleep(0.02)
+            if not self.way.has_namespaces and user is not None:
+                # All at once, so that what forks meanwhile is ended too.
+                subprocess.run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-c", "kill -9 -1"], capture_output=True, check=False)
+            elif not self.way.has_namespaces:
+                for pid in found:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except (ProcessLookupError, PermissionError):
+                        pass
+            time.sleep(0.05)
 
     def _command(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path], writable: Sequence[Path]) -> list[str]:
         user = self.user_of(slot)
@@ -254,8 +259,8 @@ def belongs(pid: int, user: int | None, token: str) -> bool:
         return False
 
 
-def memory_of(first: int) -> int:
-    """Bytes in memory of a process and all below it."""
+def below(first: int) -> dict[int, int]:
+    """A process and all below it: their bytes in memory."""
     parents, resident = {}, {}
     for pid in processes():
         try:
@@ -269,7 +274,15 @@ def memory_of(first: int) -> int:
             pid = parents.get(pid, 0)
         return pid == first
 
-    return sum(size for pid, size in resident.items() if is_below(pid))
+    return {pid: size for pid, size in resident.items() if is_below(pid)}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there, and not just waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def own_processes() -> int:

@@ -210,7 +210,7 @@ def processes_of_slots() -> list[int]:
     found = []
     for pid in isolation.processes():
         try:
-            if os.stat(f"/proc/{pid}").st_uid in isolation.USERS:
+            if os.stat(f"/proc/{pid}").st_uid in isolation.USERS and isolation.is_alive(pid):
                 found.append(pid)
         except OSError:
             pass
@@ -432,7 +432,7 @@ SCRIPTS = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {classroom!r}); sys.dont_write_bytecode = True
-from isolation import Sandbox, Limits, MEBIBYTE, processes
+from isolation import Sandbox, Limits, MEBIBYTE, is_alive, processes
 folder = Path({folder!r}) / sys.argv[1] / str(os.geteuid())
 (folder / "box").mkdir(parents=True); folder.chmod(0o755); (folder / "box").chmod(0o755)
 secret = folder / "secret"; secret.write_text("confidential"); secret.chmod(0o600)
@@ -452,10 +452,10 @@ done = go("yes"); check("output", done.stopped_for == "output" or done.signal ==
 done = go("dd if=/dev/zero of=big bs=1M count=100 2>&1; ls -l big"); check("file size", (folder / "box/big").stat().st_size <= 8 * MEBIBYTE, done)
 done = go("python3 -c 'x = bytearray(400 << 20); print(len(x))'"); check("memory", str(400 << 20) not in done.output, done)
 done = go("f() {{ f | f & }}; f; sleep 1"); time.sleep(0.3)
-left = [pid for pid in processes() if pid != os.getpid() and b"f | f" in (Path(f"/proc/{{pid}}/cmdline").read_bytes() if Path(f"/proc/{{pid}}/cmdline").exists() else b"")]
+left = [pid for pid in processes() if pid != os.getpid() and is_alive(pid) and b"f | f" in (Path(f"/proc/{{pid}}/cmdline").read_bytes() if Path(f"/proc/{{pid}}/cmdline").exists() else b"")]
 check("fork bomb", not left, left)
 done = go("setsid sh -c 'setsid sleep 7654 &' & sleep 0.5")
-left = [pid for pid in processes() if pid != os.getpid() and b"7654" in (Path(f"/proc/{{pid}}/cmdline").read_bytes() if Path(f"/proc/{{pid}}/cmdline").exists() else b"")]
+left = [pid for pid in processes() if pid != os.getpid() and is_alive(pid) and b"7654" in (Path(f"/proc/{{pid}}/cmdline").read_bytes() if Path(f"/proc/{{pid}}/cmdline").exists() else b"")]
 check("nothing is left", not left, left)
 if sealed or os.geteuid() == 0:
     done = go("cat " + str(secret) + "; cat /etc/shadow"); check("secrets", "confidential" not in done.output and "root:" not in done.output, done)
