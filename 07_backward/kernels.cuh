@@ -525,8 +525,12 @@ struct Ring {
     Floats<T> all;
 #pragma unroll
     for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
-    uint4* to = is_edge(i) ? cell(slot, 0, i) : reinterpret_cast<uint4*>(dx + columns.column(i));
-    *to = pack<T>(all);
+    // Two stores, since one to an address of either kind of memory is slower.
+    if (is_edge(i)) {
+      *cell(slot, 0, i) = pack<T>(all);
+    } else {
+      *reinterpret_cast<uint4*>(dx + columns.column(i)) = pack<T>(all);
+    }
   }
   __device__ void write_edges(T* dx, int slot) const {
     for_each_edge([&](int i) {
