@@ -62,8 +62,11 @@ int main(void) {
   expect(nw_find_kernel("03_warp_shuffle", "warp_per_row", NW_LAYERNORM_FORWARD, NW_FP32, NW_FP32, &kernel) == NW_OK,
          "a variant is found by its name");
   info.size = sizeof info;
-  expect(nw_describe_kernel(kernel, &info) == NW_OK, "a variant is described");
-  expect(strcmp(info.variant, "warp_per_row") == 0 && info.is_final == 0, "a variant is what it was found as");
+  if (nw_describe_kernel(kernel, &info) != NW_OK) {
+    expect(0, "a variant is described");
+  } else {
+    expect(strcmp(info.variant, "warp_per_row") == 0 && info.is_final == 0, "a variant is what it was found as");
+  }
   if (strcmp(nw_backend(), "cpu") == 0) normalize_on_the_cpu();
   printf(failures == 0 ? "all as it should be\n" : "%d failures\n", failures);
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
