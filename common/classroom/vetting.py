@@ -66,7 +66,7 @@ class Vetting:
         self.directives = {" ".join(line.split()) for source in own for line in source.split("\n") if line.lstrip().startswith("#")}
         self.namespaces = set(re.findall(r"^\s*(?:inline\s+)?namespace\s+([\w:]+)\s*\{", own[0], flags=re.MULTILINE))
         self.device_names = {name for header in (ROOT / "common/simt/include").glob("**/*.h") for name in re.findall(r"\b__?[A-Za-z]\w*", header.read_text(encoding="utf-8"))}
-        self.library_names = names_of_c_library(compiler) - HARMLESS
+        self.c_names = names_of_c_library(compiler) - HARMLESS
 
     def reasons(self, source: bytes, most: int = 5) -> list[str]:
         """Why the source is refused: sentences with lines, none where it is not."""
@@ -177,7 +177,7 @@ class Vetting:
             refuse(token.line, f"{text} is the compiler's, or CUDA's and not known here")
         elif re.fullmatch(r"cuda[A-Z]\w*", text) and text not in CUDA_CALLS and not re.match(r"cuda(DevAttr|FuncAttribute|LaunchAttribute|Error)", text):
             refuse(token.line, f"{text} is nothing that a kernel's launch needs")
-        elif text in self.library_names and before.text not in (".", "->") and not (before.text == "::" and i > 1 and code[i - 2].kind == "name"):
+        elif text in self.c_names and before.text not in (".", "->") and not (before.text == "::" and i > 1 and code[i - 2].kind == "name"):
             refuse(token.line, f"{text} is a name of the C library; a variable of your own needs another name")
 
 

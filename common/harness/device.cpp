@@ -49,7 +49,7 @@ Device current_device() {
   device.clock_khz = attribute(cudaDevAttrClockRate, id);
   device.memory_clock_khz = attribute(cudaDevAttrMemoryClockRate, id);
   check_cuda(cudaDriverGetVersion(&device.driver), "asking for the driver's version");
-  check_cuda(cudaRuntimeGetVersion(&device.runtime), "asking for the runtime's version");
+  check_cuda(cudaRuntimeGetVersion(&device.cuda_runtime), "asking for the runtime's version");
   return device;
 }
 

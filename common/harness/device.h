@@ -32,7 +32,7 @@ struct Device {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int clock_khz = 0, memory_clock_khz = 0;  // the highest; 0 where not known
-  int driver = 0, runtime = 0;              // CUDA versions: 1000 * major + 10 * minor
+  int driver = 0, cuda_runtime = 0;         // CUDA versions: 1000 * major + 10 * minor
 };
 
 // The current device. Throws NoDevice.

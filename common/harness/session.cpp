@@ -519,7 +519,7 @@ std::vector<std::pair<std::string, std::string>> Session::context() const {
       {"max_clock_khz", fmt::format("{}", device_.clock_khz)},
       {"max_memory_clock_khz", fmt::format("{}", device_.memory_clock_khz)},
       {"driver_cuda", version(device_.driver)},
-      {"cuda_runtime", version(device_.runtime)},
+      {"cuda_runtime", version(device_.cuda_runtime)},
       {"compiler", origin.compiler},
       {"flags", origin.flags},
       {"commit", origin.commit},

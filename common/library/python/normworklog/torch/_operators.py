@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from . import _launch
 from ._launch import pointer
 
 NAMESPACE = "normworklog"
-_definitions = torch.library.Library(NAMESPACE, "DEF")
+_definitions = library.Library(NAMESPACE, "DEF")
 
 
 def _floats(like: Tensor, size: int) -> Tensor:
@@ -39,7 +39,7 @@ def _define(schema: str, implementation: Any, fake: Any) -> None:
     _definitions.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CUDA", "CPU"):  # where the library's build works on the other one, its check of x says so
         _definitions.impl(name, implementation, device)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_definitions)
+    library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_definitions)
 
 
 # --- Norms over rows ---------------------------------------------------------------------------------------------------
@@ -262,4 +262,4 @@ for _name, _setup, _gradient in (
     ("batch_norm_train", _batch_norm_train_setup, _batch_norm_train_gradient),
     ("batch_norm_inference", _batch_norm_inference_setup, _batch_norm_inference_gradient),
 ):
-    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _gradient, setup_context=_setup, lib=_definitions)
+    library.register_autograd(f"{NAMESPACE}::{_name}", _gradient, setup_context=_setup, lib=_definitions)
