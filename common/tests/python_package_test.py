@@ -28,14 +28,14 @@ def interpreter() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, type=Path, help="the build of libnormworklog to test on")
+    parser.add_argument("--library", dest="build", required=True, type=Path, help="the build of libnormworklog to test on")
     options, arguments = parser.parse_known_args()
     python = interpreter()
     if python is None:
         print("neither .venv nor this Python has numpy and pytest: ./worklog setup")
         return 77
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or ["tests"])]
-    environment = os.environ | {"NORMWORKLOG_LIBRARY": str(options.library.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"NORMWORKLOG_LIBRARY": str(options.build.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=PACKAGE, env=environment).returncode
 
 

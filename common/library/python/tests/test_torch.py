@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 import normworklog as nw
 from normworklog.torch import _functions, _native
@@ -160,7 +160,7 @@ def samples() -> dict[str, list[tuple[Any, ...]]]:
 @pytest.mark.parametrize("name", list(samples()))
 def test_opcheck(name: str) -> None:
     for arguments in samples()[name]:
-        torch.library.opcheck(getattr(OPS, name).default, arguments)
+        library.opcheck(getattr(OPS, name).default, arguments)
 
 
 class Block(nn.Module):
