@@ -165,7 +165,12 @@ def compact(name: str, array: Any) -> Any:
 
 
 def _namespace(array: Any) -> Any:
-    return array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
+    """The module with the array's library's functions, or None."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    # CuPy's arrays do not name their library in this way: it is the package that their type is from.
+    package = sys.modules.get(type(array).__module__.partition(".")[0])
+    return package if hasattr(package, "empty") and hasattr(package, "ascontiguousarray") else None
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
