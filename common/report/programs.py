@@ -20,7 +20,6 @@ from typing import Any
 
 from results import ROOT, ReportError
 
-PROGRAM = re.compile(r"\d\d_[a-z0-9_]+")
 SCHEMA_ORDER = ("fp32", "fp16", "bf16")
 
 
@@ -98,7 +97,8 @@ class Program:
 
 def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
     """The stages' programs in a folder; `stages` picks by number or name. Raises ReportError where one is not there."""
-    found = [Program(path) for path in sorted(folder.glob("[0-9][0-9]_*")) if PROGRAM.fullmatch(path.name) and os.access(path, os.X_OK)]
+    # A folder's main.cu makes a stage's program. Others lie beside them, such as 08_batchnorm_sync, and take other flags.
+    found = [Program(path) for path in sorted(folder.glob("[0-9][0-9]_*")) if (ROOT / path.name / "main.cu").is_file() and os.access(path, os.X_OK)]
     if not found:
         raise ReportError(f"there is no stage's program in {shown(folder)}; ./worklog build --preset gpu builds them")
     if not stages:

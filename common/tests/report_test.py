@@ -908,11 +908,13 @@ class Programs(unittest.TestCase):
         self.root = Path(folder.name).resolve()
         self.programs, self.output = self.root / "bin", self.root / "out"
         self.programs.mkdir()
-        for stage in ("01_naive", "02_tree"):
+        for stage in ("01_naive", "02_shared_reduction"):
             path = self.programs / stage
             path.write_text(FAKE_PROGRAM.format(python=sys.executable), encoding="utf-8")
             path.chmod(0o755)
             self.answer(stage)
+        (self.programs / "08_batchnorm_sync").write_text("#!/bin/sh\nexit 2\n", encoding="utf-8")  # no stage's program: it times two GPUs
+        (self.programs / "08_batchnorm_sync").chmod(0o755)
 
     def answer(self, stage: str, code: int = 0, gpu: bool = True, **context: str) -> None:
         document = run_of(stage, benchmarks=[benchmark(stage, "plain", 10.0)], checks=[check(stage, "plain", "normal", 1.0)], **context)
@@ -938,7 +940,7 @@ class Programs(unittest.TestCase):
         said = self.bench("--quick")
         self.assertIn("Invented GPU", said)
         self.assertRegex(said, r"\[1/4\] 01_naive, 1024 x 1024 · 0:00 gone, about \d+:\d\d left")
-        for stage in ("01_naive", "02_tree"):
+        for stage in ("01_naive", "02_shared_reduction"):
             document = json.loads((self.output / f"{stage}.json").read_text(encoding="utf-8"))
             self.assertEqual(document["context"]["grid"], "quick")
             self.assertEqual([b["name"].split("/")[4] for b in document["benchmarks"]], ["1024x1024", "65536x256"])
@@ -946,15 +948,15 @@ class Programs(unittest.TestCase):
 
     def test_bench_takes_a_stage(self) -> None:
         self.bench("--stage", "02")
-        self.assertEqual([path.name for path in self.output.iterdir()], ["02_tree.json"])
-        self.assertIn("there is no stage '09'; there are: 01_naive, 02_tree", self.bench("--stage", "09", expect=2))
+        self.assertEqual([path.name for path in self.output.iterdir()], ["02_shared_reduction.json"])
+        self.assertIn("there is no stage '09'; there are: 01_naive, 02_shared_reduction", self.bench("--stage", "09", expect=2))
 
     def test_bench_refuses_a_failed_check(self) -> None:
         self.answer("01_naive", code=1)
         said = self.bench(expect=1)
         self.assertIn("a check failed", said)
         self.assertIn("Nothing is written for 01_naive", said)
-        self.assertEqual([path.name for path in self.output.iterdir()], ["02_tree.json"])
+        self.assertEqual([path.name for path in self.output.iterdir()], ["02_shared_reduction.json"])
 
     def test_bench_refuses_clocks_that_sink(self) -> None:
         self.answer("01_naive", clocks_after="1500 MHz, 3201 MHz, 88, 700.00 W")
@@ -968,22 +970,22 @@ class Programs(unittest.TestCase):
         self.bench("--stage", "01")
 
     def test_bench_goes_on_where_it_was_stopped(self) -> None:
-        self.answer("02_tree", code=1)
+        self.answer("02_shared_reduction", code=1)
         self.bench(expect=1)
         self.assertEqual(len(self.calls()), 3)  # two of stage 01, and the one of stage 02 that failed
         work = self.root / "work" / "invented-quick"
-        self.answer("02_tree")
+        self.answer("02_shared_reduction")
         first = next(line for line in self.bench("--plan").splitlines() if line.startswith("02"))
         self.calls()
         # As if it had been stopped after the first run of stage 02.
-        fingerprint = hashlib.sha256((self.programs / "02_tree").read_bytes()).hexdigest()[:16]
-        kept = work / f"02_tree-1024-x-1024-{fingerprint}.json"
-        kept.write_text(json.dumps(run_of("02_tree", benchmarks=[benchmark("02_tree", "plain", 7.0)])), encoding="utf-8")
+        fingerprint = hashlib.sha256((self.programs / "02_shared_reduction").read_bytes()).hexdigest()[:16]
+        kept = work / f"02_shared_reduction-1024-x-1024-{fingerprint}.json"
+        kept.write_text(json.dumps(run_of("02_shared_reduction", benchmarks=[benchmark("02_shared_reduction", "plain", 7.0)])), encoding="utf-8")
         said = self.bench("--stage", "02")
         self.assertIn("1 of 2 runs were done before and are kept", said)
         self.assertIn("1024x1024", first)
         self.assertEqual(len(self.calls()), 1)
-        document = json.loads((self.output / "02_tree.json").read_text(encoding="utf-8"))
+        document = json.loads((self.output / "02_shared_reduction.json").read_text(encoding="utf-8"))
         self.assertEqual([round(b["median_seconds"] * 1e6) for b in document["benchmarks"]], [7, 10])
 
     def test_bench_can_be_stopped(self) -> None:
@@ -1013,7 +1015,7 @@ class Programs(unittest.TestCase):
         self.bench("--full", "--stage", "01")
 
     def test_without_a_gpu_both_say_what_can_be_done_instead(self) -> None:
-        for stage in ("01_naive", "02_tree"):
+        for stage in ("01_naive", "02_shared_reduction"):
             self.answer(stage, gpu=False)
         self.assertIn("./worklog run ", self.bench(expect=2))
         self.assertIn("./worklog test ", self.script("verify.py", expect=2))
@@ -1028,9 +1030,9 @@ class Programs(unittest.TestCase):
         self.assertFalse(self.output.exists())
 
     def test_verify_fails_where_a_check_does(self) -> None:
-        self.answer("02_tree", code=1)
+        self.answer("02_shared_reduction", code=1)
         said = self.script("verify.py", "--no-sanitizers", expect=1)
-        self.assertIn("02_tree, inputs", said)
+        self.assertIn("02_shared_reduction, inputs", said)
         self.assertIn("Nothing was written.", said)
 
 

@@ -15,8 +15,8 @@ PATH="$PATH:/usr/local/cuda/bin"
 folder=$1
 shift
 if [ $# -eq 0 ]; then
-  for program in "$folder"/[0-9][0-9]_*; do
-    set -- "$@" "$(basename "$program")"
+  for main in "$(dirname "$0")"/../../[0-9][0-9]_*/main.cu; do
+    set -- "$@" "$(basename "$(dirname "$main")")"
   done
 fi
 code=0
