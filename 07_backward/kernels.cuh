@@ -402,21 +402,18 @@ struct Columns {
   int end;
   int row_end;  // of the row, without the moved elements
   int moved;    // elements of the row's end that are in the first vector
+  int tail;     // where the last vector begins that the row shares with the next; the row's length if there is none
   int thread;   // of the team's threads in this block
   int threads;
 
   __device__ int column(int i) const { return begin + (thread + i * threads) * unit; }
   __device__ bool has(int i) const { return column(i) < end; }
-  // Some of the unit's elements are not the row's, or not in their place.
-  __device__ bool is_edge(int i) const {
-    return layout == Layout::alike && (column(i) < 0 || column(i) + unit > row_end);
+  // The column of element k of the unit that begins at column `first`; -1 where it is not the row's.
+  __device__ int column_of_element(int first, int k) const {
+    if (first + k < 0) return k < moved ? row_end + k : -1;
+    return first + k < row_end ? first + k : -1;
   }
-  // The column of a unit's element k; -1 where it is not the row's.
-  __device__ int column(int i, int k) const {
-    const int at = column(i) + k;
-    if (at < 0) return k < moved ? row_end + k : -1;
-    return at < row_end ? at : -1;
-  }
+  __device__ int column(int i, int k) const { return column_of_element(column(i), k); }
 };
 
 // Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`.
@@ -428,10 +425,11 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   const int cols = static_cast<int>(pass.p.cols);
   int past_boundary = 0;
   int moved = 0;
+  int last = 0;  // elements of the last vector, where it is not whole
   if constexpr (layout == Layout::alike) {
     const auto address = reinterpret_cast<uintptr_t>(pass.p.x + row * pass.p.x_stride);
     past_boundary = static_cast<int>(address % 16 / sizeof(T));
-    const int last = (past_boundary + cols) % unit;  // elements of the last vector, where it is not whole
+    last = (past_boundary + cols) % unit;
     if (last <= past_boundary) moved = last;
   }
   const int row_end = cols - moved;
@@ -439,7 +437,7 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   const int piece_units = (row_units + pieces - 1) / pieces;
   const int begin = piece * piece_units * unit - past_boundary;
   const int end = begin + piece_units * unit;
-  return {begin, end < row_end ? end : row_end, row_end, moved, thread, threads};
+  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, thread, threads};
 }
 // [/snippet]
 
@@ -447,12 +445,19 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
 // Pieces of `stages` rows in shared memory, of each tensor. Copies of 16 bytes start on their way and are waited for
 // later. A thread copies the vectors that it will read itself: it needs no barrier to read them. As soon as it has read
 // one for the last time, the copy of the row that is `stages` rows later starts into its place.
+//
+// Where rows lie alike, the first vector of a row and the last are *edges*: they hold elements of its neighbours too.
+// They come like all others, whole, so that nobody waits for them. (Should dx lie in the place of x or dy, a
+// neighbour's elements may be old or new: they are overwritten before anyone uses them.) What has to be done for single
+// elements is done by as many lanes of the edge's warp, at once: were it one thread that did them one by one, all the
+// team would wait for it in every row.
 template <class Pass, Layout layout, int units, int stages_>
 struct Ring {
   using T = typename Pass::T;
   using Its = Columns<layout, T>;
   static constexpr int stages = stages_;
   static constexpr bool reads_own = true;
+  static constexpr bool has_edges = layout == Layout::alike;
   static constexpr int elements = vector_size<T>;
   const Pass& pass;
   const Split<layout>& split;
@@ -463,11 +468,15 @@ struct Ring {
 
   const T* from[Pass::tensors];  // the thread's first column in the row that is copied next
   int copied = 0;                // rows whose copies have started
-  unsigned edges = 0;            // bit i: unit i is an edge
+  int tail_unit = -1;            // the thread's unit that is the row's last vector and an edge
+  bool edge_in_warp = false;
+  int edge_column = -1;  // the column of the edges' element that this lane writes
 
-  // Of a tensor's piece of a row. The last is for the elements that have to be moved.
-  __host__ __device__ static constexpr int vectors_for(int threads) {
-    return units * threads + (layout == Layout::alike ? 1 : 0);
+  // Vectors of a tensor's piece of a row. The last is for the elements that have to be moved.
+  __host__ __device__ static constexpr int vectors_for(int threads) { return units * threads + (has_edges ? 1 : 0); }
+  // Vectors of the whole ring. The last are a row's two edges of dx.
+  __host__ __device__ static constexpr int size_for(int threads) {
+    return stages * Pass::tensors * vectors_for(threads) + (has_edges ? 2 : 0);
   }
 
   __device__ Ring(const Pass& pass, const Split<layout>& split, const Its& columns, const Share& share, uint4* shared)
@@ -481,10 +490,8 @@ struct Ring {
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
       from[tensor] = pass.tensor(tensor) + share.first * pass.stride(tensor) + columns.column(0);
     }
-    for (int i = 0; i < units && layout == Layout::alike; ++i) {
-      if (columns.has(i) && columns.is_edge(i)) edges |= 1u << i;
-    }
-    // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
+    if constexpr (has_edges) find_edges();
+      // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
 #pragma unroll
     for (int i = 0; i < units; ++i) {
       for (int slot = 0; slot < stages && !columns.has(i); ++slot) {
@@ -495,7 +502,7 @@ struct Ring {
 
   // What is behind the ring.
   __device__ uint4* end() const {
-    return cells - columns.thread + stages * slot_size;
+    return cells - columns.thread + size_for(columns.threads);
   }
   // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking.
   __device__ bool reads(int i) const {
@@ -508,57 +515,79 @@ struct Ring {
     for (int k = 0; k < elements; ++k) floats.at[k] = all.at[k];
     return floats;
   }
-  // Before the first read: puts the edges' elements in their place, and zeros in the place of the neighbours'.
-  __device__ void prepare(int slot) const {
-    for_each_edge([&](int i) {
-      for_each_element(i, [&](int k, int column) {
-        if (column >= 0 && column < columns.row_end) return;
+  // Before the first read, by whole warps: puts what the row's last vector has, and zeros behind that, in the place of
+  // the neighbour's elements in the first.
+  __device__ void prepare(int slot, bool has_row) const {
+    if constexpr (has_edges) {
+      if (columns.begin >= 0 || columns.thread >= lanes) return;
+      __syncwarp();
+      if (has_row && columns.thread < -columns.begin) {
+#pragma unroll
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-          element(slot, tensor, i)[k] = column < 0 ? static_cast<T>(0.0f) : moved(slot, tensor)[k];
+          first_vector(slot, tensor)[columns.thread] = moved(slot, tensor)[columns.thread];
         }
-      });
-    });
+      }
+      __syncwarp();
+    }
   }
-  // After the last read: unit i of a row of dx. An edge is left in the place of x, for write_edges().
-  __device__ void write(T* dx, int slot, int i, const Unit<elements>& floats) const {
+  // After the last read: unit i of a row of dx. An edge is left for write_edges().
+  __device__ void write(T* dx, int i, const Unit<elements>& floats) const {
     if (!columns.has(i)) return;
     Floats<T> all;
 #pragma unroll
     for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
     // Two stores, since one to an address of either kind of memory is slower.
-    if (is_edge(i)) {
-      *cell(slot, 0, i) = pack<T>(all);
+    if (has_edges && (starts_before_row(i) || i == tail_unit)) {
+      edges_of_dx()[starts_before_row(i) ? 0 : 1] = pack<T>(all);
     } else {
       *reinterpret_cast<uint4*>(dx + columns.column(i)) = pack<T>(all);
     }
   }
-  __device__ void write_edges(T* dx, int slot) const {
-    for_each_edge([&](int i) {
-      for_each_element(i, [&](int k, int column) {
-        if (column >= 0) dx[column] = element(slot, 0, i)[k];
-      });
-    });
+  // By whole warps.
+  __device__ void write_edges(T* dx, bool has_row) const {
+    if constexpr (has_edges) {
+      if (!edge_in_warp) return;
+      __syncwarp();
+      if (has_row && edge_column >= 0) {
+        dx[edge_column] = reinterpret_cast<const T*>(edges_of_dx())[columns.thread % lanes];
+      }
+    }
   }
 
-  // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started, but for the
-  // edges.
+  // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started.
   __device__ void start_copy(int slot, int i) const {
-    if (copied >= share.count || !columns.has(i) || is_edge(i)) return;
+    if (copied >= share.count || !columns.has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      __pipeline_memcpy_async(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, 16);
+      copy(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements,
+           has_edges && i == tail_unit ? columns.row_end - columns.tail : elements);
     }
   }
   __device__ void end_row(int slot) {
-    if (copied < share.count) for_each_edge([&](int i) { copy_edge(slot, i); });
+    if (copied < share.count && starts_before_row(0)) {
+#pragma unroll
+      for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+        copy(reinterpret_cast<uint4*>(moved(slot, tensor)), from[tensor] + (columns.tail - columns.begin),
+             columns.moved);
+      }
+    }
     __pipeline_commit();
     ++copied;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) from[tensor] += split.advance[tensor];
   }
+  // A whole row: one of a share's first.
   __device__ void start_row(int slot) {
+    const bool starts_before_tensor = starts_before_row(0) && share.first == 0 && copied == 0;
+    if (starts_before_tensor && share.count > 0) {  // what lies before the tensor is not ours to read
+      for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+        for (int k = -columns.begin; k < elements; ++k) first_vector(slot, tensor)[k] = from[tensor][k];
+      }
+    }
 #pragma unroll
-    for (int i = 0; i < units; ++i) start_copy(slot, i);
+    for (int i = 0; i < units; ++i) {
+      if (i > 0 || !starts_before_tensor) start_copy(slot, i);
+    }
     end_row(slot);
   }
 
@@ -566,52 +595,44 @@ struct Ring {
   __device__ uint4* cell(int slot, int tensor, int i) const {
     return cells + slot * slot_size + (tensor * units + i) * columns.threads;
   }
-  __device__ T* element(int slot, int tensor, int i) const {
-    return reinterpret_cast<T*>(cell(slot, tensor, i));
+  // Of the team's first thread.
+  __device__ T* first_vector(int slot, int tensor) const {
+    return reinterpret_cast<T*>(cell(slot, tensor, 0) - columns.thread);
   }
+  // The row's elements that have to be moved, and zeros.
   __device__ T* moved(int slot, int tensor) const {
-    return element(slot, Pass::tensors, 0) + tensor * elements;
+    return reinterpret_cast<T*>(cell(slot, Pass::tensors, 0) - columns.thread + tensor);
+  }
+  __device__ uint4* edges_of_dx() const {
+    return end() - 2;
+  }
+  __device__ bool starts_before_row(int i) const {
+    return has_edges && i == 0 && columns.column(0) < 0;
   }
 
-  __device__ bool is_edge(int i) const {
-    return layout == Layout::alike && (edges >> i & 1) != 0;
-  }
-
-  // One by one: short code that takes few registers, for what two threads of a team do.
-  template <class Work>
-  __device__ void for_each_edge(Work work) const {
-    if constexpr (layout == Layout::alike) {
-#pragma unroll 1
-      for (unsigned left = edges, i = 0; left != 0; left >>= 1, ++i) {
-        if (left & 1) work(static_cast<int>(i));
-      }
-    } else {
-      static_cast<void>(work);
+  // A lane for each element of the first vector, then one for each of the last.
+  __device__ void find_edges() {
+    const int warp = columns.thread / lanes;
+    const int lane = columns.thread % lanes;
+    if (columns.begin < 0 && warp == 0) {
+      edge_in_warp = true;
+      if (lane < elements) edge_column = columns.column_of_element(columns.begin, lane);
+    }
+    if (columns.tail < columns.begin || columns.tail >= columns.end) return;
+    const int unit = (columns.tail - columns.begin) / elements;
+    if (unit % columns.threads == columns.thread) tail_unit = unit / columns.threads;
+    if (unit % columns.threads / lanes == warp) {
+      edge_in_warp = true;
+      if (lane / elements == 1) edge_column = columns.column_of_element(columns.tail, lane - elements);
     }
   }
-  template <class Work>
-  __device__ void for_each_element(int i, Work work) const {
-#pragma unroll 1
-    for (int k = 0; k < elements; ++k) work(k, columns.column(i, k));
-  }
 
-  // A vector with its neighbours' elements; but not with what lies around the tensor, which is not ours to read.
-  __device__ void copy_edge(int slot, int i) const {
-    const int64_t number = share.first + copied * split.step;
-    const bool amid = number > 0 && number < pass.p.rows - 1;
-    const bool moves = columns.moved > 0 && columns.column(i) < 0;
-    for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      const T* row = pass.tensor(tensor) + number * pass.stride(tensor);
-      if (amid) {
-        __pipeline_memcpy_async(cell(slot, tensor, i), row + columns.column(i), 16);
-        if (moves) __pipeline_memcpy_async(moved(slot, tensor), row + columns.row_end, 16);
-        continue;
-      }
-      for_each_element(i, [&](int k, int column) {
-        if (column < 0) return;
-        T* to = column < columns.row_end ? element(slot, tensor, i) : moved(slot, tensor);
-        to[k] = row[column];
-      });
+  // A vector of which `count` elements are read, and zeros take the place of the others.
+  __device__ static void copy(uint4* to, const T* from, int count) {
+    if constexpr (has_edges) {
+      __pipeline_memcpy_async(to, from, 16, (elements - count) * sizeof(T));
+    } else {
+      __pipeline_memcpy_async(to, from, 16);
     }
   }
 };
@@ -634,6 +655,9 @@ struct Ring<Pass, Layout::apart, units, stages_> {
   __host__ __device__ static constexpr int vectors_for(int threads) {
     return (units * threads * static_cast<int>(sizeof(T)) + 14) / 16 + 1;
   }
+  __host__ __device__ static constexpr int size_for(int threads) {
+    return stages * Pass::tensors * vectors_for(threads);
+  }
 
   __device__ Ring(const Pass& pass, const Split<Layout::apart>& split, const Its& columns, const Share& share,
                   uint4* shared)
@@ -652,9 +676,9 @@ struct Ring<Pass, Layout::apart, units, stages_> {
   }
   __device__ uint4* end() const { return cell(stages, 0); }
   __device__ bool reads(int i) const { return columns.has(i); }
-  __device__ void prepare(int) const {}
-  __device__ void write_edges(T*, int) const {}
-  __device__ void write(T* dx, int, int i, const Unit<1>& floats) const {
+  __device__ void prepare(int, bool) const {}
+  __device__ void write_edges(T*, bool) const {}
+  __device__ void write(T* dx, int i, const Unit<1>& floats) const {
     dx[columns.column(i)] = static_cast<T>(floats.at[0]);
   }
 
@@ -916,8 +940,8 @@ __device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring,
                                   const RowStatistics& s, const Weights<Pass, layout, units>& weights,
                                   ColumnSums<Pass, layout, units>& column_sums) {
   RowSums sums = {0.0f, 0.0f};
+  ring.prepare(slot, turn < ring.share.count);
   if (turn >= ring.share.count) return sums;
-  ring.prepare(slot);
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (!ring.reads(i)) continue;
@@ -959,11 +983,11 @@ __device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int slo
 #pragma unroll
         for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) dxs.at[k] += dhs.at[k];
       }
-      ring.write(dx, slot, i, dxs);
+      ring.write(dx, i, dxs);
     }
     if constexpr (reads_own) ring.start_copy(slot, i);
   }
-  if (writes) ring.write_edges(dx, slot);
+  ring.write_edges(dx, writes);
   if constexpr (reads_own) ring.end_row(slot);
 }
 
@@ -1020,24 +1044,27 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
 
 // [snippet: kernels]
 // Several rows to a block: `width` lanes to a row. Before the block writes its partial row, its teams' sums are added
-// up: first those of a warp's lanes, then those of the warps, in shared memory. Teams that are whole warps may each
-// have rows of another kind, since a team's step of rows is a multiple of 8.
+// up: first those of a warp's lanes, then those of the warps, in shared memory. Where rows lie alike, those of a team
+// are of one kind, since its step of rows is a multiple of 8; and so are those of a warp, since its teams' are 8 apart.
 template <class Pass, Layout layout, int units, int stages, int width, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
     backward_lanes_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int teams = threads / width;
   constexpr int warps = threads / lanes;
-  static_assert(layout != Layout::alike || (width == lanes && teams % 8 == 0));
+  constexpr bool in_order = layout != Layout::alike;  // of the teams' rows, or every `warps`-th to a warp
+  static_assert(in_order || warps == 8);
   static_assert(Weights<Pass, layout, units>::in_registers);
   using TheRing = Ring<Pass, layout, units, stages>;
-  constexpr int ring_size = stages * Pass::tensors * TheRing::vectors_for(width);
+  constexpr int ring_size = TheRing::size_for(width);
   const int thread = static_cast<int>(threadIdx.x);
   const int cols = static_cast<int>(pass.p.cols);
   const auto rows_from = [&](int64_t first) {
     return first < split.rows ? static_cast<int>((split.rows - first + split.step - 1) / split.step) : 0;
   };
-  const int64_t first = int64_t{blockIdx.x} * teams + thread / width;
-  const int64_t first_of_warp = int64_t{blockIdx.x} * teams + thread / lanes * (lanes / width);
+  const int warp = thread / lanes;
+  const int team_in_warp = thread % lanes / width;
+  const int64_t first_of_warp = int64_t{blockIdx.x} * teams + warp * (in_order ? lanes / width : 1);
+  const int64_t first = first_of_warp + team_in_warp * (in_order ? 1 : warps);
   const Share share = {first, rows_from(first), rows_from(first_of_warp)};
   const auto columns = columns_of<layout>(pass, first, thread % width, width);
 
@@ -1053,13 +1080,13 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   __syncthreads();                            // nobody reads the ring any more
   float* of_warps = dynamic_shared<float>();  // [warps][2][cols]
   if (thread % lanes < width) {
-    float* own = of_warps + thread / lanes * 2 * cols;
+    float* own = of_warps + warp * 2 * cols;
     sums.write(own, own + cols, columns);
   }
   __syncthreads();
   for (int i = thread; i < (Pass::centered ? 2 : 1) * cols; i += threads) {
     float sum = 0.0f;
-    for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp * 2 * cols + i];
+    for (int each = 0; each < warps; ++each) sum += of_warps[each * 2 * cols + i];
     partial.dgamma(blockIdx.x)[i] = sum;
   }
 }
@@ -1308,7 +1335,7 @@ int64_t units_of_row(int64_t cols) {
 // Bytes for a team's threads in a block: the ring, and gamma behind it.
 template <class Pass, Layout layout, int units, int stages>
 constexpr size_t shared_of_ring(int threads) {
-  const int ring = stages * Pass::tensors * Ring<Pass, layout, units, stages>::vectors_for(threads);
+  const int ring = Ring<Pass, layout, units, stages>::size_for(threads);
   return sizeof(uint4) * (ring + Weights<Pass, layout, units>::vectors_for(threads));
 }
 
@@ -1487,6 +1514,7 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   constexpr Layout alike = Layout::alike;
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = units_of_row<alike, typename Pass::T>(pass.p.cols);
+  if (length <= 2 * 16) return launch_lanes<alike, 2, 4, 16, 256, 2>(pass, stream);
   if (length <= 2 * 32) return launch_lanes<alike, 2, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 2) {
     if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);

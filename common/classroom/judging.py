@@ -371,13 +371,19 @@ def judge_speed(exercise: Exercise, program: Path, stage_program: Path, work: Pa
     """The share of the speed of the stage's variant that the program reaches on this GPU, and what there is against it."""
     if exercise.speed is None:
         return None, None
-    seconds = []
+    times: list[dict[tuple[Any, ...], float]] = []  # of the exercise's program, and of the stage's; by operation, type and shape
     for path, flags in ((program, ""), (stage_program, f"--variant {exercise.variant}")):
         done = run(path, [*shlex.split(f"{exercise.speed.flags} {flags}"), "--input", "normal", "--time", "cold"], work / "times.json", limits)
         timings = [timing for entry in done.document.get("benchmarks", []) if (timing := timing_of(entry, False))]
+        times.append({(timing.operation, timing.dtype, timing.rows, timing.cols): timing.seconds for timing in timings})
         if not timings:
             return None, Problem("speed", f"{path.name} could not be timed:\n{last_lines(done.output)}")
-        seconds.append(min(timing.seconds for timing in timings))
+    mine, theirs = times
+    # The stage has more types and operations than the exercise: its bf16 says nothing about the exercise's fp32.
+    if missing := mine.keys() - theirs.keys():
+        return None, Problem("speed", f"{stage_program.name} times no {' '.join(map(str, min(missing)))}, and so there is nothing to hold the time against")
+    slowest = min(mine, key=lambda what: theirs[what] / mine[what])
+    seconds = (mine[slowest], theirs[slowest])
     share = seconds[1] / seconds[0]
     if share >= exercise.speed.at_least:
         return share, None
