@@ -1215,7 +1215,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   using T = typename Pass::T;
   const auto& p = pass.p;
   const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, thread, width};
+  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, thread, width};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));

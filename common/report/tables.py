@@ -513,6 +513,30 @@ def counters(place: Place) -> Table:
     return launches_table(place, launches, [results], columns, "Counted by Nsight Compute, with the L2 cache flushed before each kernel")
 
 
+def traffic(place: Place) -> Table:
+    """The bytes that DRAM moved for all kernels of a variant, beside those that must move: each input read, each result written once."""
+    counted = place.repository.counters(place.gpu)
+    results = place.repository.stage_results(place.stage(), place.gpu)
+    must_move = {t.name.rpartition("/")[0]: t.counters["bytes"] for t in results.timings if "bytes" in t.counters}
+    launches = select(place, [e for e in counted.launches if e.stage == place.stage() and e.name in must_move], counted.path)
+    passes: dict[str, list[Launch]] = {}
+    for launch in near_mib(place, launches):
+        passes.setdefault(launch.name, []).append(launch)
+    if not passes:
+        raise ReportError(f"{counted.path.relative_to(place.repository.root)} and {results.path.relative_to(place.repository.root)} have no such case in common")
+    lines = []
+    for name, kernels in sorted(passes.items(), key=lambda item: (item[1][0].dtype, item[1][0].variant, item[1][0].operation, item[1][0].cols)):
+        first = kernels[0]
+        read, written = (sum(kernel.values[key] for kernel in kernels) for key in ("dram_read_bytes", "dram_write_bytes"))
+        lines.append([dagger(f"`{first.variant}`", any(kernel.stale for kernel in kernels)), f"`{first.operation}`", first.dtype, first.shape.replace("x", " x "),
+                      f"{must_move[name] / 1e6:.1f}", f"{read / 1e6:.1f}", f"{written / 1e6:.1f}", f"{(read + written) / must_move[name]:.3f}"])
+    stale = any(launch.stale for kernels in passes.values() for launch in kernels)
+    head = ["variant", "operation", "dtype", "shape", "must move, MB", "read, MB", "written, MB", "moved / must"]
+    what = ("Counted by Nsight Compute at the memory itself, with the L2 cache flushed before each kernel. What a kernel wrote last may still lie in the L2 "
+            "cache when the count ends, so that the ratio can be below 1")
+    return Table(markdown_table(head, lines, 4) + caption([what, *source_note(place, [counted, results])], stale), stale)
+
+
 def counting(place: Place) -> Table:
     """What the CPU layer counts beside what the hardware counted, for a stage or, with sum=yes, for all."""
     import counting as beside  # which makes tables of its own with what is above
@@ -666,6 +690,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "numerics": (numerics, ENTRY_OPTIONS | {"peers"}),
     "resources": (resources, ENTRY_OPTIONS),
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
+    "traffic": (traffic, ENTRY_OPTIONS | {"mib"}),
     "counting": (counting, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
     "compare": (compare, {"gpu", "operation", "show"}),

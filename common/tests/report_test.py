@@ -479,6 +479,18 @@ class Tables(Playground):
         self.edit("02_tree/kernels.cuh", "float* x", "float* y")
         self.assertIn("`one_pass`†", self.table("counters stage=02_tree show=duration_ns")[2])
 
+    def test_traffic(self) -> None:
+        self.with_counters()
+        path = self.root / "docs/counters/h200.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for kernel, read, written in zip(document["kernels"][1:], (4.2e6, 1.0e6), (4.0e6, 0.5e6)):  # a variant of two kernels
+            kernel["metrics"] |= {"dram_read_bytes": read, "dram_write_bytes": written}
+        path.write_text(json.dumps(document), encoding="utf-8")
+        self.results("02_tree", [benchmark("02_tree", "one_pass", 10.0) | {"bytes": 9.7e6}])
+        lines = self.table("traffic stage=02_tree")
+        self.assertEqual(lines[0], "| variant | operation | dtype | shape | must move, MB | read, MB | written, MB | moved / must |")
+        self.assertEqual(lines[2], "| `one_pass` | `layernorm_forward` | fp32 | 1024 x 1024 | 9.7 | 5.2 | 4.5 | 1.000 |")
+
     def test_counters_as_figures(self) -> None:
         self.with_counters()
         key = "key=counters/02_tree/one_pass/layernorm_forward/fp32/1024x1024"
@@ -542,7 +554,7 @@ class Tables(Playground):
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
-            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, counting, verified, compare, family, models, ladder-all",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, counting, verified, compare, family, models, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
