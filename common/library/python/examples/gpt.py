@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -178,6 +180,12 @@ def apart(first: list[float], second: list[float]) -> dict[str, float]:
     return {"largest": max(abs(a - b) for a, b in zip(first, second)), "at_the_end": abs(ends[0] - ends[1])}
 
 
+def commit() -> str:
+    """Of the tree that this file lies in, where git can tell."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or os.environ.get("WORKLOG_COMMIT", "unknown")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a toy size for a CPU")
@@ -207,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:24} from torch: at most {difference['largest']:.4f}, at the end {difference['at_the_end']:.4f}")
     if options.json:
         context = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__, "dtype": options.dtype,
-                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "size": asdict(size)}
+                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "commit": commit(), "size": asdict(size)}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"context": context, "runs": results, "apart": differences}) + "\n", encoding="utf-8")
     return 0

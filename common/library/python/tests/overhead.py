@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -69,6 +71,23 @@ def measure(device: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def document(found: dict[str, dict[str, float]], device: str) -> dict[str, Any]:
+    """As the project's pages read figures: from docs/data/overhead_<gpu>.json."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    source = {
+        "title": "What a call costs the host at 64 x 4096, fp32: back-to-back calls, the fastest of their rounds",
+        "device": torch.cuda.get_device_name() if device == "cuda" else "no GPU: tensors without rows, on the CPU",
+        "torch": torch.__version__, "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": asked.stdout.strip() or os.environ.get("WORKLOG_COMMIT", "unknown"),
+    }
+    figures = {}
+    for case, values in found.items():
+        name = case.partition(",")[0].replace(" ", "_")
+        for key, side in (("torch_us", "PyTorch"), ("ours_us", "ours")):
+            figures[f"{name}_{key.removesuffix('_us')}"] = {"value": values[key], "unit": "us", "meaning": f"{case}: {side}"}
+    return {"source": source, "figures": figures}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="file to write the figures to")
@@ -83,9 +102,7 @@ def main() -> int:
     for name, figures in found.items():
         print(f"{name:45} PyTorch {figures['torch_us']:6.2f} us   ours {figures['ours_us']:6.2f} us   {figures['ratio']:.2f} times")
     if options.json:
-        where = torch.cuda.get_device_name() if device == "cuda" else "no GPU: tensors without rows, on the CPU"
-        options.json.write_text(json.dumps({"device": where, "torch": torch.__version__, "python": sys.version.split()[0], "cases": found}, indent=1) + "\n",
-                                encoding="utf-8")
+        options.json.write_text(json.dumps(document(found, device), indent=1) + "\n", encoding="utf-8")
     return 0
 
 
