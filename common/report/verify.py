@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,6 +33,7 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be 
   ./worklog run     shows the checks of one stage after the other"""
 
 COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
+PAST_32_BITS = "past 2^32 elements"
 ACCEPTED = ("passed", "expected failure", "permitted failure")
 
 
@@ -57,7 +60,7 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     dtype = program.dtypes[-1]
     variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
     operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
-    yield Sweep("past 2^32 elements", "1048592 rows of 4097 elements: 4.3 billion",
+    yield Sweep(PAST_32_BITS, "1048592 rows of 4097 elements: 4.3 billion",
                 ("--shapes", "1048592x4097", "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal"))
 
 
@@ -115,31 +118,57 @@ def summary(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def check_stage(program: Program, only: set[str]) -> dict[str, Any]:
-    """Every sweep of a stage. Raises Failed with what the program printed."""
-    sweeps = []
-    context: dict[str, Any] = {}
-    for sweep in sweeps_of(program):
-        if only and sweep.name not in only:
-            continue
-        begun = time.monotonic()
-        code, printed, document = program.run(["--check-only", *sweep.flags])
-        if code == 2 and "does not fit the device" in printed:
-            print(f"  {sweep.name}: not here: {printed.strip().splitlines()[-1]}", flush=True)
-            sweeps.append({"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "left_out": "the device's memory is too small"})
-            continue
-        if code != 0 or not document:
-            raise Failed(f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:\n{printed.rstrip()[-6000:]}")
-        checks = document["checks"]
-        lines = summary(checks)
-        counts = {verdict: sum(check["verdict"] == verdict for check in checks) for verdict in ACCEPTED}
-        seconds = time.monotonic() - begun
-        rest = "".join(f", {count} {verdict}s" for verdict, count in counts.items() if verdict != "passed" and count)
-        print(f"  {sweep.name}: {len(checks)} checks, {counts['passed']} passed{rest} ({seconds:.0f} s)", flush=True)
-        sweeps.append({"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "checks": len(checks), "results": lines})
-        context = document["context"]
-    return {"stage": program.stage, "source_hash": context["source_hash"], "commit": context["commit"], "dirty": context["dirty"],
-            "sweeps": sweeps}
+@dataclass(frozen=True)
+class Checked:
+    """What a sweep came to: its entry in the document, the program's context, and what to tell."""
+
+    entry: dict[str, Any]
+    context: dict[str, Any]
+    says: str
+
+
+def check(program: Program, sweep: Sweep) -> Checked:
+    """Runs a sweep. Raises Failed with what the program printed."""
+    begun = time.monotonic()
+    code, printed, document = program.run(["--check-only", *sweep.flags])
+    if code == 2 and "does not fit the device" in printed:
+        entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "left_out": "the device's memory is too small"}
+        return Checked(entry, {}, f"not here: {printed.strip().splitlines()[-1]}")
+    if code != 0 or not document:
+        raise Failed(f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:\n{printed.rstrip()[-6000:]}")
+    checks = document["checks"]
+    counts = {verdict: sum(check["verdict"] == verdict for check in checks) for verdict in ACCEPTED}
+    rest = "".join(f", {count} {verdict}s" for verdict, count in counts.items() if verdict != "passed" and count)
+    entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "checks": len(checks), "results": summary(checks)}
+    return Checked(entry, document["context"], f"{len(checks)} checks, {counts['passed']} passed{rest} ({time.monotonic() - begun:.0f} s)")
+
+
+def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dict[str, Any]]:
+    """Every sweep of every stage, several at a time: most of a check is the reference, on the host. Raises Failed."""
+    tasks = [(program, sweep) for program in programs for sweep in sweeps_of(program) if not only or sweep.name in only]
+    found: dict[tuple[str, str], Checked] = {}
+
+    def tell(program: Program, sweep: Sweep, checked: Checked) -> None:
+        found[program.stage, sweep.name] = checked
+        print(f"[{len(found)}/{len(tasks)}] {program.stage}, {sweep.name}: {checked.says}", flush=True)
+
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        together = [(task, pool.submit(check, *task)) for task in tasks if task[1].name != PAST_32_BITS]
+        try:
+            for task, future in together:
+                tell(*task, future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for task in tasks:  # these take much of the device's and of the host's memory, and so go alone
+        if task[1].name == PAST_32_BITS:
+            tell(*task, check(*task))
+    stages = []
+    for program in programs:
+        of_stage = [found[program.stage, sweep.name] for p, sweep in tasks if p is program]
+        context = next((checked.context for checked in of_stage if checked.context), {"source_hash": "", "commit": "", "dirty": ""})
+        stages.append({"stage": program.stage, **{key: context[key] for key in ("source_hash", "commit", "dirty")}, "sweeps": [c.entry for c in of_stage]})
+    return stages
 
 
 def suites_in(folder: Path) -> list[Path]:
@@ -186,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stage", action="append", default=[], help="only this stage, added to what is there (may be given more than once)")
     parser.add_argument("--sweep", action="append", default=[], help="only this sweep; nothing is written")
     parser.add_argument("--no-sanitizers", action="store_true", help="leave out compute-sanitizer; nothing is written")
+    parser.add_argument("--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 2)), help="programs at the same time")
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     try:
@@ -193,10 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
         context = require_gpu(programs[0], NO_GPU)
         path = options.output / f"{context['gpu_short']}.json"
         print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}", flush=True)
-        stages = []
-        for index, program in enumerate(programs, start=1):
-            print(f"[{index}/{len(programs)}] {program.stage}", flush=True)
-            stages.append(check_stage(program, set(options.sweep)))
+        stages = check_stages(programs, set(options.sweep), options.jobs)
         print("test suites", flush=True)
         suites = [run_suite(suite) for suite in suites_in(options.programs)]
         if options.no_sanitizers or options.sweep:

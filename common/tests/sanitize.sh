@@ -19,19 +19,25 @@ if [ $# -eq 0 ]; then
     set -- "$@" "$(basename "$(dirname "$main")")"
   done
 fi
-code=0
-log=$(mktemp)
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+# Several at a time: each tool spends most of its time on the host.
 for stage; do
-  program="$folder/$stage"
-  for tool in memcheck racecheck initcheck synccheck; do
-    echo "== $stage $tool"
-    compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --check-only --shapes 3x127,5x1000,2x4097,2x20000 \
-      --dtype all --input normal >"$log" 2>&1 || {
-      code=1
-      cat "$log"
-    }
-    grep -E '^[0-9]+ checks?:|SUMMARY' "$log"
-  done
-done
-rm -f "$log"
+  for tool in memcheck racecheck initcheck synccheck; do echo "$stage $tool"; done
+done >"$logs/all"
+# shellcheck disable=SC2016 # the inner shell is to expand these
+xargs -P "$(($(nproc) / 2 > 0 ? $(nproc) / 2 : 1))" -L 1 sh -c '
+  compute-sanitizer --tool "$4" --error-exitcode 9 "$1/$3" --check-only --shapes 3x127,5x1000,2x4097,2x20000 \
+    --dtype all --input normal >"$2/$3-$4" 2>&1
+  echo $? >"$2/$3-$4.code"' run "$folder" "$logs" <"$logs/all"
+code=0
+while read -r stage tool; do
+  echo "== $stage $tool"
+  log="$logs/$stage-$tool"
+  [ "$(cat "$log.code" 2>/dev/null)" = 0 ] || {
+    code=1
+    cat "$log"
+  }
+  grep -E '^[0-9]+ checks?:|SUMMARY' "$log"
+done <"$logs/all"
 exit "$code"
