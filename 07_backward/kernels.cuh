@@ -340,6 +340,15 @@ __device__ inline int64_t least(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
+// For the compiler, another number from here on.
+__device__ inline void forget(int& number) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(number));
+#else
+  static_cast<void>(number);
+#endif
+}
+
 // Who takes which rows.
 //
 // A thread reads 16-byte vectors on 16-byte boundaries. Where rows are no whole vectors, the columns that such a vector
@@ -361,15 +370,17 @@ struct Split {
   __device__ void for_each_share(int64_t team, int64_t teams, Work work) const {
     if constexpr (layout != Layout::alike) {
       const int count = static_cast<int>((rows - team + teams - 1) / teams);
-      work(Share{team, count, count}, team);
+      work(Share{team, count, count}, static_cast<int>(team));
     } else {
-      const int64_t begin = team * rows / teams;
-      const int64_t end = (team + 1) * rows / teams;
-      for (int kind = kind_at(begin); kind <= kind_at(end); ++kind) {
+      int number = static_cast<int>(team);
+      for (int kind = kind_at(team * rows / teams); kind <= kind_at((number + 1) * rows / teams); ++kind) {
+        const int64_t begin = number * rows / teams;
+        const int64_t end = (number + 1) * rows / teams;
         const int64_t from = begin < begin_of(kind) ? begin_of(kind) : begin;
         const int count =
             static_cast<int>(least(end, begin_of(kind + 1)) - from);  // the last kind may have no row here
-        work(Share{kind + (from - begin_of(kind)) * period, count, count}, team + kind);
+        work(Share{kind + (from - begin_of(kind)) * period, count, count}, number + kind);
+        forget(number);  // what was found from it: it is found again, rather than kept in registers all the time
       }
     }
   }
@@ -468,9 +479,11 @@ struct Ring {
 
   const T* from[Pass::tensors];  // the thread's first column in the row that is copied next
   int copied = 0;                // rows whose copies have started
+  int units_of_thread = 0;       // that the thread has
   int tail_unit = -1;            // the thread's unit that is the row's last vector and an edge
   bool edge_in_warp = false;
-  int edge_column = -1;  // the column of the edges' element that this lane writes
+  bool writes_edge = false;  // an element of it,
+  int edge_offset = 0;       // so far from the thread's first column
 
   // Vectors of a tensor's piece of a row. The last is for the elements that have to be moved.
   __host__ __device__ static constexpr int vectors_for(int threads) { return units * threads + (has_edges ? 1 : 0); }
@@ -490,23 +503,32 @@ struct Ring {
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
       from[tensor] = pass.tensor(tensor) + share.first * pass.stride(tensor) + columns.column(0);
     }
+#pragma unroll
+    for (int i = 0; i < units; ++i) units_of_thread += columns.has(i) ? 1 : 0;
     if constexpr (has_edges) find_edges();
       // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
 #pragma unroll
     for (int i = 0; i < units; ++i) {
-      for (int slot = 0; slot < stages && !columns.has(i); ++slot) {
+      for (int slot = 0; slot < stages && !has(i); ++slot) {
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, i) = {0, 0, 0, 0};
       }
     }
   }
 
+  __device__ bool has(int i) const {
+    return i < units_of_thread;
+  }
   // What is behind the ring.
   __device__ uint4* end() const {
     return cells - columns.thread + size_for(columns.threads);
   }
+  // The column that write() and write_edges() count from.
+  __device__ int first_column() const {
+    return columns.column(0);
+  }
   // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking.
   __device__ bool reads(int i) const {
-    return units <= 2 || columns.has(i);
+    return units <= 2 || has(i);
   }
   __device__ auto read(int slot, int tensor, int i, int) const {
     const Floats<T> all = unpack<T>(*cell(slot, tensor, i));
@@ -530,9 +552,10 @@ struct Ring {
       __syncwarp();
     }
   }
-  // After the last read: unit i of a row of dx. An edge is left for write_edges().
+  // After the last read: unit i of a row of dx, of which this is the thread's first column. An edge is left for
+  // write_edges().
   __device__ void write(T* dx, int i, const Unit<elements>& floats) const {
-    if (!columns.has(i)) return;
+    if (!has(i)) return;
     Floats<T> all;
 #pragma unroll
     for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
@@ -540,7 +563,7 @@ struct Ring {
     if (has_edges && (starts_before_row(i) || i == tail_unit)) {
       edges_of_dx()[starts_before_row(i) ? 0 : 1] = pack<T>(all);
     } else {
-      *reinterpret_cast<uint4*>(dx + columns.column(i)) = pack<T>(all);
+      *reinterpret_cast<uint4*>(dx + i * columns.threads * elements) = pack<T>(all);
     }
   }
   // By whole warps.
@@ -548,15 +571,15 @@ struct Ring {
     if constexpr (has_edges) {
       if (!edge_in_warp) return;
       __syncwarp();
-      if (has_row && edge_column >= 0) {
-        dx[edge_column] = reinterpret_cast<const T*>(edges_of_dx())[columns.thread % lanes];
+      if (has_row && writes_edge) {
+        dx[edge_offset] = reinterpret_cast<const T*>(edges_of_dx())[columns.thread % lanes];
       }
     }
   }
 
   // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started.
   __device__ void start_copy(int slot, int i) const {
-    if (copied >= share.count || !columns.has(i)) return;
+    if (copied >= share.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
       copy(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements,
@@ -616,24 +639,40 @@ struct Ring {
     const int lane = columns.thread % lanes;
     if (columns.begin < 0 && warp == 0) {
       edge_in_warp = true;
-      if (lane < elements) edge_column = columns.column_of_element(columns.begin, lane);
+      if (lane < elements) find_edge_element(columns.begin, lane);
     }
     if (columns.tail < columns.begin || columns.tail >= columns.end) return;
     const int unit = (columns.tail - columns.begin) / elements;
     if (unit % columns.threads == columns.thread) tail_unit = unit / columns.threads;
     if (unit % columns.threads / lanes == warp) {
       edge_in_warp = true;
-      if (lane / elements == 1) edge_column = columns.column_of_element(columns.tail, lane - elements);
+      if (lane / elements == 1) find_edge_element(columns.tail, lane - elements);
     }
+  }
+  __device__ void find_edge_element(int first, int k) {
+    const int column = columns.column_of_element(first, k);
+    writes_edge = column >= 0;
+    edge_offset = column - columns.column(0);
   }
 
   // A vector of which `count` elements are read, and zeros take the place of the others.
   __device__ static void copy(uint4* to, const T* from, int count) {
     if constexpr (has_edges) {
-      __pipeline_memcpy_async(to, from, 16, (elements - count) * sizeof(T));
+      copy_bytes(to, from, count * static_cast<int>(sizeof(T)));
     } else {
       __pipeline_memcpy_async(to, from, 16);
     }
+  }
+  // The runtime's function has a branch for each number of zeros. The instruction has an operand.
+  __device__ static void copy_bytes(uint4* to, const T* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+        "l"(from), "r"(bytes)
+        : "memory");
+#else
+    __pipeline_memcpy_async(to, from, 16, 16 - bytes);
+#endif
   }
 };
 
@@ -675,6 +714,7 @@ struct Ring<Pass, Layout::apart, units, stages_> {
     return {{to_float(piece[columns.column(i) - columns.begin])}};
   }
   __device__ uint4* end() const { return cell(stages, 0); }
+  __device__ int first_column() const { return 0; }
   __device__ bool reads(int i) const { return columns.has(i); }
   __device__ void prepare(int, bool) const {}
   __device__ void write_edges(T*, bool) const {}
@@ -741,7 +781,10 @@ __device__ inline float sum_of_lanes(const RowSums& s) {
   return sum;
 }
 
-// The sums of up to `parts` threads, warps or blocks, in every thread.
+template <int least>
+inline constexpr int power_of_2_from = static_cast<int>(std::bit_ceil(static_cast<unsigned>(least)));
+
+// The sums of up to `parts` threads, warps or blocks, a power of 2, in every thread.
 template <int parts>
 __device__ inline RowSums sum_of_parts(const RowSums* sums, unsigned count) {
   const unsigned part = threadIdx.x % parts;
@@ -787,7 +830,7 @@ struct ClusterTeam {
     put_sum_of_lanes(of_warps, s);
     __syncthreads();
     if (threadIdx.x < lanes) {
-      const RowSums sums = sum_of_parts<warps>(of_warps, warps);
+      const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
       if (threadIdx.x < cluster.num_blocks()) {
         RowSums* there = cluster.map_shared_rank(of_blocks, threadIdx.x);
         there[half * most_blocks_of_cluster + cluster.block_rank()] = sums;
@@ -1021,7 +1064,7 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
   if constexpr (!reads_own) team.sync();
   team.put(add_row(ring, 0, 0, now, weights, column_sums));
 
-  typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride;
+  typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride + ring.first_column();
   int slot = 0;
   for (int turn = 0; turn < share.turns; ++turn, dx += ring.split.advance_dx) {
     const int next_slot = slot == stages - 1 ? 0 : slot + 1;
@@ -1091,9 +1134,6 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   }
 }
 
-template <int least>
-inline constexpr int power_of_2_from = static_cast<int>(std::bit_ceil(static_cast<unsigned>(least)));
-
 template <class Pass, Layout layout, int units, int stages, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
     backward_block_per_row(Pass pass, PartialRows partial, Split<layout> split) {
@@ -1101,7 +1141,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   __shared__ RowSums scratch[2 * most_warps];
   BlockTeam<most_warps> team{scratch};
   wait_for_previous_kernel();
-  split.for_each_share(blockIdx.x, gridDim.x, [&](const Share& share, int64_t partial_row) {
+  split.for_each_share(blockIdx.x, gridDim.x, [&](const Share& share, int partial_row) {
     const int block_threads = units > 2 ? threads : static_cast<int>(blockDim.x);
     const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
     ColumnSums<Pass, layout, units> sums;
@@ -1124,7 +1164,7 @@ __global__ void __launch_bounds__(threads, 1)
   ClusterTeam<warps> team{cluster, of_warps, of_blocks};
   wait_for_previous_kernel();
   cluster.sync();  // all blocks have started, and have shared memory to write into
-  split.for_each_share(blockIdx.x / blocks, gridDim.x / blocks, [&](const Share& share, int64_t partial_row) {
+  split.for_each_share(blockIdx.x / blocks, gridDim.x / blocks, [&](const Share& share, int partial_row) {
     const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
                                             static_cast<int>(cluster.block_rank()), blocks);
     ColumnSums<Pass, layout, units> sums;
@@ -1521,7 +1561,8 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   }
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
   if constexpr (has_room_for_four<Pass>) {
-    return launch_cluster<alike, 4, 3, 512>(pass, stream);
+    if (length <= 4 * 512) return launch_block<alike, 4, 3, 512, 1>(pass, stream);
+    return launch_cluster<alike, 4, 3, 416>(pass, stream) || launch_cluster<alike, 4, 3, 512>(pass, stream);
   } else {
     return launch_cluster<alike, 2, deep, 512>(pass, stream);
   }
