@@ -85,7 +85,7 @@ def runs_of_batchnorm(run: Callable[..., Run], program: Program, count: dict[str
 
 
 def runs_of(program: Program, full: bool) -> Iterator[Run]:
-    seconds = 0.5 if full else 0.08
+    seconds = 0.2 if full else 0.08
     mib = 512 if full else 64
     count = {dtype: sum(d == dtype for _, _, d in program.implementations) for dtype in program.dtypes}
 
