@@ -413,7 +413,8 @@ struct Columns {
   int end;
   int row_end;  // of the row, without the moved elements
   int moved;    // elements of the row's end that are in the first vector
-  int tail;     // where the last vector begins that the row shares with the next; the row's length if there is none
+  int tail;     // where the row's last vector begins, if it is not whole: else the row's length
+  int last;     // elements of it
   int thread;   // of the team's threads in this block
   int threads;
 
@@ -448,7 +449,7 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   const int piece_units = (row_units + pieces - 1) / pieces;
   const int begin = piece * piece_units * unit - past_boundary;
   const int end = begin + piece_units * unit;
-  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, thread, threads};
+  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, last, thread, threads};
 }
 // [/snippet]
 
@@ -480,7 +481,7 @@ struct Ring {
   const T* from[Pass::tensors];  // the thread's first column in the row that is copied next
   int copied = 0;                // rows whose copies have started
   int units_of_thread = 0;       // that the thread has
-  int tail_unit = -1;            // the thread's unit that is the row's last vector and an edge
+  int units_copied = 0;          // without the last, where that is the row's last vector and an edge
   bool edge_in_warp = false;
   bool writes_edge = false;  // an element of it,
   int edge_offset = 0;       // so far from the thread's first column
@@ -505,6 +506,7 @@ struct Ring {
     }
 #pragma unroll
     for (int i = 0; i < units; ++i) units_of_thread += columns.has(i) ? 1 : 0;
+    units_copied = units_of_thread;
     if constexpr (has_edges) find_edges();
       // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
 #pragma unroll
@@ -512,6 +514,9 @@ struct Ring {
       for (int slot = 0; slot < stages && !has(i); ++slot) {
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, i) = {0, 0, 0, 0};
       }
+    }
+    for (int slot = 0; slot < stages && starts_before_row(0) && columns.moved == 0; ++slot) {
+      for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, units) = {0, 0, 0, 0};
     }
   }
 
@@ -560,7 +565,7 @@ struct Ring {
 #pragma unroll
     for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
     // Two stores, since one to an address of either kind of memory is slower.
-    if (has_edges && (starts_before_row(i) || i == tail_unit)) {
+    if (has_edges && (starts_before_row(i) || i >= units_copied)) {
       edges_of_dx()[starts_before_row(i) ? 0 : 1] = pack<T>(all);
     } else {
       *reinterpret_cast<uint4*>(dx + i * columns.threads * elements) = pack<T>(all);
@@ -579,19 +584,18 @@ struct Ring {
 
   // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started.
   __device__ void start_copy(int slot, int i) const {
-    if (copied >= share.count || !has(i)) return;
+    if (copied >= share.count || i >= units_copied) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      copy(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements,
-           has_edges && i == tail_unit ? columns.row_end - columns.tail : elements);
+      __pipeline_memcpy_async(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, 16);
     }
   }
   __device__ void end_row(int slot) {
-    if (copied < share.count && starts_before_row(0)) {
+    if (copied < share.count && copies_row_end()) {
+      const int i = units_copied < units_of_thread ? units_copied : units;
 #pragma unroll
       for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-        copy(reinterpret_cast<uint4*>(moved(slot, tensor)), from[tensor] + (columns.tail - columns.begin),
-             columns.moved);
+        copy_first(cell(slot, tensor, i), from[tensor] + (columns.tail - columns.column(0)), columns.last);
       }
     }
     __pipeline_commit();
@@ -616,7 +620,7 @@ struct Ring {
 
  private:
   __device__ uint4* cell(int slot, int tensor, int i) const {
-    return cells + slot * slot_size + (tensor * units + i) * columns.threads;
+    return cells + slot * slot_size + tensor * vectors_for(columns.threads) + i * columns.threads;
   }
   // Of the team's first thread.
   __device__ T* first_vector(int slot, int tensor) const {
@@ -624,13 +628,17 @@ struct Ring {
   }
   // The row's elements that have to be moved, and zeros.
   __device__ T* moved(int slot, int tensor) const {
-    return reinterpret_cast<T*>(cell(slot, Pass::tensors, 0) - columns.thread + tensor);
+    return reinterpret_cast<T*>(cell(slot, tensor, units) - columns.thread);
   }
   __device__ uint4* edges_of_dx() const {
     return end() - 2;
   }
   __device__ bool starts_before_row(int i) const {
     return has_edges && i == 0 && columns.column(0) < 0;
+  }
+  // The last vector, where it is not whole: one of the thread's units, or to be moved to its first.
+  __device__ bool copies_row_end() const {
+    return has_edges && (units_copied < units_of_thread || (columns.moved > 0 && starts_before_row(0)));
   }
 
   // A lane for each element of the first vector, then one for each of the last.
@@ -643,7 +651,7 @@ struct Ring {
     }
     if (columns.tail < columns.begin || columns.tail >= columns.end) return;
     const int unit = (columns.tail - columns.begin) / elements;
-    if (unit % columns.threads == columns.thread) tail_unit = unit / columns.threads;
+    if (unit % columns.threads == columns.thread) --units_copied;
     if (unit % columns.threads / lanes == warp) {
       edge_in_warp = true;
       if (lane / elements == 1) find_edge_element(columns.tail, lane - elements);
@@ -655,16 +663,10 @@ struct Ring {
     edge_offset = column - columns.column(0);
   }
 
-  // A vector of which `count` elements are read, and zeros take the place of the others.
-  __device__ static void copy(uint4* to, const T* from, int count) {
-    if constexpr (has_edges) {
-      copy_bytes(to, from, count * static_cast<int>(sizeof(T)));
-    } else {
-      __pipeline_memcpy_async(to, from, 16);
-    }
-  }
-  // The runtime's function has a branch for each number of zeros. The instruction has an operand.
-  __device__ static void copy_bytes(uint4* to, const T* from, int bytes) {
+  // Starts the copy of a vector's first `count` elements, and of zeros behind them: nothing is read there. The
+  // runtime's function has a branch for each number of zeros, where the instruction has an operand.
+  __device__ static void copy_first(uint4* to, const T* from, int count) {
+    const int bytes = count * static_cast<int>(sizeof(T));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile(
         "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
@@ -1255,7 +1257,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   using T = typename Pass::T;
   const auto& p = pass.p;
   const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, thread, width};
+  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
