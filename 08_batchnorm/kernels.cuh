@@ -392,6 +392,20 @@ struct Walk {
 // [/snippet]
 
 // [snippet: ring]
+// 16 bytes into shared memory, asynchronously, that the L2 cache need not keep: they will not be read again.
+__device__ inline void copy_once(void* to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint64_t first_to_go;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from), "l"(first_to_go)
+               : "memory");
+#else
+  __pipeline_memcpy_async(to, from, 16);
+#endif
+}
+
 // A thread's vectors on their way: those that it has asked for and not yet used, and those that it used last. Each
 // thread reads only what it has put there itself, so that there is no barrier: waiting for its own copies is enough.
 // Copies are asked for, and waited for, in batches.
@@ -403,13 +417,20 @@ struct Ring {
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
   Bits* slots;  // of this thread; those of a block's threads lie side by side
+  bool is_all;  // the ring holds all that there is: nothing is read twice
 
   __device__ Bits* slot(int of_batch, int i, int input) const {
     return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
   }
   __device__ void fetch(int of_batch, int i, int input, const T* from) const {
     Bits* const to = slot(of_batch, i, input);
-    if constexpr (sizeof(Bits) >= 4) {
+    if constexpr (sizeof(Bits) == 16) {
+      if (is_all) {
+        copy_once(to, from);
+      } else {
+        __pipeline_memcpy_async(to, from, sizeof(Bits));
+      }
+    } else if constexpr (sizeof(Bits) >= 4) {
       __pipeline_memcpy_async(to, from, sizeof(Bits));
     } else {
       *to = *reinterpret_cast<const Bits*>(from);  // asynchronous copies begin at 4 bytes
@@ -891,7 +912,8 @@ template <class Steps, int size, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
-  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x};
+  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x,
+                     max(tiling.each, tiling.each_of_last) < Ring::batches * Ring::batch};
   for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
     normalize_tile<Steps, size, Config>(steps, tiling, tile, ring, memory + Ring::bytes_of_thread * Config::threads);
     __syncthreads();  // all have read what the next tile overwrites
@@ -968,13 +990,16 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   const bool fits = runs ? unit_channels == 1 || unit_vectors <= threads : t.line == s.channels || unit_vectors <= 128;
   if (!fits || unit_channels > threads) return t;
 
-  // In vectors: what a round of tiles costs beside its work, what it costs that blocks wait for each other, and what
-  // that they read of each other. Lines of a few bytes cost memory more than their bytes, but a tile that no other
-  // block shares is worth it where it is small.
+  // In vectors, as measured: what a round of tiles costs beside its work, what it costs that blocks wait for each
+  // other, and that they read what they tell each other. Pieces of a few bytes cost memory more than their bytes, but
+  // a tile that no other block shares is worth it where it is small. A piece that ends within a sector, the 32 bytes
+  // that memory moves as one, has that sector read by two blocks, and written by each in part, which costs much more.
   constexpr int64_t overhead = 3000;
   constexpr int64_t waiting = 2500;
-  const int64_t least_width = size > 1 ? 32 : 128;
+  constexpr int64_t cut_sector = 10;
+  const int64_t least_width = size > 1 ? 16 : 128;
   const auto handicap = [](int64_t width) { return width >= 8 ? 2 : width >= 4 ? 3 : width >= 2 ? 4 : 10; };  // halves
+  const int64_t mean = t.lines * t.line / size / blocks;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t of_tile = 1; of_tile <= units; ++of_tile) {
     const int64_t width = of_tile * unit_vectors;
@@ -988,7 +1013,10 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       const int64_t splits = std::max<int64_t>(1, (t.lines + lines - 1) / lines);
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
       const int64_t together = splits > 1 ? waiting + splits * of_tile * unit_channels / 4 : 0;
-      const int64_t work = rounds * (lines * width * handicap(width) / 2 + overhead) + together;
+      const int64_t cut = size > 1 && of_tile < units && width % 2 != 0 ? cut_sector : 0;
+      const int64_t of_block = rounds * lines * (width * handicap(width) / 2 + cut);
+      // Memory is shared: where one block has more to do than others, only half of that is lost.
+      const int64_t work = (of_block + std::min(of_block, mean)) / 2 + rounds * overhead + together;
       if (work >= least) continue;
       least = work;
       t.tile_channels = static_cast<int>(of_tile * unit_channels);
@@ -1216,10 +1244,17 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
 // [/snippet]
 
 // [snippet: launch_apply]
+template <int size, int vectors, class Steps>
+void launch_apply(const Steps& steps, Flat flat, cudaStream_t stream) {
+  const int64_t lines = (flat.vectors + flat.line - 1) / flat.line;
+  flat.threads = (lines + vectors - 1) / vectors * flat.line;
+  const int64_t blocks = std::max<int64_t>(1, (flat.threads + threads_of_apply - 1) / threads_of_apply);
+  launch(apply_channels<Steps, size, vectors>,
+         {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .stream = stream}, steps, flat);
+}
+
 template <int size, class Steps>
-void launch_apply(const Steps& steps, bool in_a_row, cudaStream_t stream) {
-  // The more elements a vector has, the more there is to know of its channels, and the more vectors should share it.
-  constexpr int vectors = (size == 4 ? 4 : 8) / Steps::inputs;
+void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const Shape shape = shape_of(steps.p);
   const int64_t elements = shape.samples * shape.channels * shape.pixels;
   Flat flat = {};
@@ -1229,21 +1264,28 @@ void launch_apply(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   flat.over = static_cast<int>(elements % size);
   const int64_t repeats = int64_t{flat.channels} * flat.run;
   flat.line = repeats / std::gcd<int64_t>(repeats, size);
-  const int64_t lines = (flat.vectors + flat.line - 1) / flat.line;
-  flat.threads = (lines + vectors - 1) / vectors * flat.line;
   flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
-  const int64_t blocks = std::max<int64_t>(1, (flat.threads + threads_of_apply - 1) / threads_of_apply);
-  launch(apply_channels<Steps, size, vectors>,
-         {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .stream = stream}, steps, flat);
+
+  // The more elements a vector has, the more there is to know of its channels, and the more vectors should share it.
+  // Where all threads that the GPU has room for hold the tensor at once, few threads with many vectors do best.
+  constexpr int many = 8 / Steps::inputs;
+  constexpr int few = (size == 1 ? 8 : size / 2) / Steps::inputs;
+  const int64_t room = int64_t{device_attribute(cudaDevAttrMultiProcessorCount)} *
+                       device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
+  if (flat.vectors * Steps::inputs <= 8 * room) {
+    launch_apply<size, many>(steps, flat, stream);
+  } else {
+    launch_apply<size, few>(steps, flat, stream);
+  }
 }
 
 // `aligned` are the tensors; `in_a_row`, what is known of the channels.
 template <class Steps>
 void apply(const Steps& steps, bool aligned, bool in_a_row, cudaStream_t stream) {
   if (aligned) {
-    launch_apply<vector_size<typename Steps::T>>(steps, in_a_row, stream);
+    apply_vectors<vector_size<typename Steps::T>>(steps, in_a_row, stream);
   } else {
-    launch_apply<1>(steps, in_a_row, stream);
+    apply_vectors<1>(steps, in_a_row, stream);
   }
 }
 
