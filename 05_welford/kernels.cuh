@@ -1,8 +1,11 @@
 // Statistics that hold on every input, and the final forward kernel for every row length.
 #pragma once
 
+#include <cuda_pipeline.h>
+
 #include <array>
 #include <bit>
+#include <numeric>
 #include <type_traits>
 
 #include "03_warp_shuffle/kernels.cuh"
@@ -497,6 +500,13 @@ struct LayerNormSteps {
   __device__ void load(Share& share, int64_t i, const Place& place) const {
     share.load(row(i), place);
   }
+  // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
+  // vectors, or elements, that were read at a column.
+  __device__ const T* source(int, int64_t i) const { return row(i); }
+  template <class Part>
+  __device__ Part join(int64_t, int, const Part (&read)[reads]) const {
+    return read[0];
+  }
   // The same for one element, where vectors are of no use.
   __device__ float load(int64_t i, int64_t col) const { return vectorized::to_float(row(i)[col]); }
 
@@ -577,6 +587,17 @@ struct ParameterVector {
       const G* from = parameter + col + part * vector_size<G>;
       bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
     }
+  }
+
+  // Here the compiler may not look through: it cannot unpack before a loop what is unpacked in it, into more registers
+  // than there are.
+  __device__ void keep_packed() {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      asm volatile("" : "+r"(bits[part].x), "+r"(bits[part].y), "+r"(bits[part].z), "+r"(bits[part].w));
+    }
+#endif
   }
 
   __device__ Floats<T> floats() const {
@@ -724,6 +745,303 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count whole = count_of(static_cast<float>(cols));
   const ClusterTeam<Steps::about, warps> team{cluster, {in_block, block_scratch}, whole, cluster_scratch};
   normalize_row<fit, given, when, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
+}
+// [/snippet]
+
+// --- Wide rows -------------------------------------------------------------------------------------------------------
+//
+// A row that takes a cluster of blocks has a long way from its first load to its last store: the blocks start together,
+// load, meet, and store. So here the clusters stay, and walk rows. While a row is normalized, the next are on their way
+// to shared memory; and gamma and beta, which each row would ask the second-level cache for, stay in registers.
+
+// [snippet: one_pass]
+// The moments of a thread's values, in one pass: those of the differences from the first of them. It is one of the n
+// values, so that their M2 is at least the square of its distance from the mean, about; and the formula takes away at
+// most n times what it leaves. Few values to a thread lose few bits.
+template <About about>
+struct ThreadMoments {
+  float pivot = 0.0f;
+  float sum = 0.0f;
+  float squares = 0.0f;
+
+  __device__ void begin(float first) {
+    if constexpr (about == About::mean) pivot = first;
+  }
+  __device__ void add(float x) {
+    const float d = x - pivot;
+    if constexpr (about == About::mean) sum += d;
+    squares = fmaf(d, d, squares);
+  }
+  __device__ SplitMoments of(Count held) const {
+    const float rest = sum * held.inverse;
+    return {held.count, pivot, rest, squares - sum * rest};
+  }
+};
+// [/snippet]
+
+// [snippet: staying_team]
+inline constexpr int largest_staying_cluster = 16;  // blocks: what the devices with clusters can run if asked
+
+// A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
+// other blocks is hidden. The next row's moments go where nobody reads this row's.
+template <About about, int warps, class Exchange>
+struct StayingTeam {
+  Exchange exchange;
+  Count all;               // values of the row
+  Count in_block;          // and of its piece in this block
+  SplitMoments* of_warps;  // [warps]
+  float4* of_blocks;       // [2][largest_staying_cluster], each a SplitMoments
+  int half = 0;
+
+  __device__ void put(const SplitMoments& part) {
+    if (threadIdx.x % lanes == 0) of_warps[threadIdx.x / lanes] = part;
+    __syncthreads();
+    if (threadIdx.x / lanes == warps - 1) {  // the last warp: the first has the edges to care for
+      const unsigned other = threadIdx.x % lanes;
+      const SplitMoments moments = merge_lanes<about, warps>(of_warps[other % warps], in_block);
+      if (other < exchange.cluster.num_blocks()) {
+        exchange.send(other, of_blocks + half * largest_staying_cluster + exchange.cluster.block_rank(),
+                      {moments.count, moments.pivot, moments.rest, moments.m2});
+      }
+    }
+    exchange.all_sent();
+  }
+  __device__ SplitMoments merge() {
+    exchange.wait();
+    const unsigned other = threadIdx.x % largest_staying_cluster;
+    SplitMoments moments = {};
+    if (other < exchange.cluster.num_blocks()) {
+      const float4 sent = of_blocks[half * largest_staying_cluster + other];
+      moments = {sent.x, sent.y, sent.z, sent.w};
+    }
+    half ^= 1;
+    return merge_lanes<about, largest_staying_cluster>(moments, all);
+  }
+  __device__ bool any(bool value) const { return value; }
+};
+// [/snippet]
+
+// [snippet: row_ring]
+// A cluster's rows: `count` of them, `step` apart, which all start equally far past a 16-byte boundary.
+struct RowWalk {
+  int64_t first;
+  int64_t step;
+  int count;
+};
+
+// A block's piece of `stages` rows in shared memory, of each tensor that is read. Copies start on their way and are
+// waited for later. A thread copies what it will read itself, so that it needs no barrier to read it; and as soon as it
+// has read a vector for the last time, the copy of the row that is `stages` rows later starts into its place.
+//
+// An edge is copied as the 4 bytes that it lies in. They may hold an element of the neighbouring row too, which another
+// cluster may be writing: that half is not looked at.
+template <class Steps, Fit fit, int vectors, int threads, int stages>
+struct RowRing {
+  using T = typename Steps::Element;
+  static constexpr int reads = Steps::reads;
+  static constexpr int slot_vectors = reads * vectors * threads;
+  static constexpr int most_edges = lanes;
+  // All threads have the first `certain` vectors, which the launch sees to: what is not asked takes no branch.
+  static constexpr int certain = vectors <= 4 ? vectors - 1 : vectors - 2;
+  static constexpr size_t bytes = stages * (slot_vectors * sizeof(uint4) + reads * most_edges * sizeof(unsigned));
+
+  const Steps& steps;
+  const Place<fit>& place;
+  RowWalk walk;
+  uint4* cells;     // [stages][reads][vectors][threads], from this thread's on
+  unsigned* edges;  // [stages][reads][most_edges], from this thread's on
+  int copied = 0;   // rows whose copies have started
+
+  __device__ RowRing(const Steps& steps, const Place<fit>& place, const RowWalk& walk)
+      : steps(steps),
+        place(place),
+        walk(walk),
+        cells(dynamic_shared<uint4>() + threadIdx.x),
+        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + stages * slot_vectors) + threadIdx.x) {}
+
+  __device__ int64_t row(int turn) const { return walk.first + turn * walk.step; }
+  __device__ bool has(int i) const { return i < certain || place.has(i); }
+  __device__ uint4* cell(int slot, int tensor, int i) const {
+    return cells + slot * slot_vectors + (tensor * vectors + i) * threads;
+  }
+  __device__ T* edge(int slot, int tensor, int turn) const {
+    const auto address = reinterpret_cast<uintptr_t>(steps.source(tensor, row(turn)) + place.edge);
+    return reinterpret_cast<T*>(edges + (slot * reads + tensor) * most_edges) + address % sizeof(unsigned) / sizeof(T);
+  }
+
+  // Starts the copies of a thread's vector, then of its next. end_row() when those of a row have all started.
+  __device__ void start_copy(int slot, int i) const {
+    if (copied >= walk.count || !has(i)) return;
+#pragma unroll
+    for (int tensor = 0; tensor < reads; ++tensor) {
+      __pipeline_memcpy_async(cell(slot, tensor, i), steps.source(tensor, row(copied)) + place.column(i), 16);
+    }
+  }
+  __device__ void end_row(int slot) {
+    if (place.has_edge() && copied < walk.count) copy_edge(slot);
+    __pipeline_commit();
+    ++copied;
+  }
+
+  // Reads a row for the first time: f(x) gets its elements, begin(x) one of them before all others.
+  template <class Begin, class Function>
+  __device__ void for_each(int slot, int turn, Begin begin, Function f) const {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (!has(i)) continue;
+      uint4 read[reads];
+#pragma unroll
+      for (int tensor = 0; tensor < reads; ++tensor) read[tensor] = *cell(slot, tensor, i);
+      const uint4 bits = steps.join(row(turn), place.column(i), read);
+      if constexpr (reads > 1) *cell(slot, 0, i) = bits;
+      const Floats<T> x = unpack<T>(bits);
+      if (i == 0) begin(x.at[0]);
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
+    }
+    if (place.has_edge()) {
+      T read[reads];
+#pragma unroll
+      for (int tensor = 0; tensor < reads; ++tensor) read[tensor] = *edge(slot, tensor, turn);
+      const T x = steps.join(row(turn), place.edge, read);
+      if constexpr (reads > 1) *edge(slot, 0, turn) = x;
+      f(vectorized::to_float(x));
+    }
+  }
+
+ private:
+  // What lies around a tensor is not ours to read: its first row's edges, and its last's, are copied as they are.
+  __device__ void copy_edge(int slot) const {
+    const bool amid = row(copied) > 0 && row(copied) < steps.p.rows - 1;
+#pragma unroll
+    for (int tensor = 0; tensor < reads; ++tensor) {
+      const T* from = steps.source(tensor, row(copied)) + place.edge;
+      if (amid) {
+        const auto address = reinterpret_cast<uintptr_t>(from);
+        __pipeline_memcpy_async(edges + (slot * reads + tensor) * most_edges,
+                                reinterpret_cast<const void*>(address - address % sizeof(unsigned)), sizeof(unsigned));
+      } else {
+        *edge(slot, tensor, copied) = *from;
+      }
+    }
+  }
+};
+// [/snippet]
+
+// [snippet: walk_rows]
+// The next row's moments are found before this row's are asked for, so that the cluster's threads have work while they
+// wait for each other.
+//
+// y, and in stage 06 h, may be a tensor that is read: a row is written by the threads that have read it, after they
+// have; and the rows that are fetched ahead are this cluster's own, which nobody else writes.
+template <class Steps, Fit fit, int vectors, int threads, int stages, class Team>
+__device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> ring, Team& team, Count held,
+                                 Count whole, bool writes_statistics) {
+  using T = typename Steps::Element;
+  const Steps& steps = ring.steps;
+  const Place<fit>& place = ring.place;
+#pragma unroll 1
+  for (int slot = 0; slot < stages; ++slot) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) ring.start_copy(slot, i);
+    ring.end_row(slot);
+  }
+  ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
+  float own = 0.0f;  // elements of this thread
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    if (!ring.has(i)) continue;
+    gamma[i].template load<fit, true>(steps.p.gamma, place.column(i), 1.0f);
+    beta[i].template load<fit, Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
+    own += vector_size<T>;
+  }
+  float edge_gamma[1] = {1.0f};
+  float edge_beta[1] = {0.0f};
+  if (place.has_edge()) {
+    own += 1.0f;
+    edge_gamma[0] = vectorized::to_float(steps.p.gamma[place.edge]);
+    if constexpr (Steps::has_beta) edge_beta[0] = vectorized::to_float(steps.beta()[place.edge]);
+  }
+  const Count in_thread = count_of(own);
+
+  const auto moments = [&](int slot, int turn) {
+    ThreadMoments<Steps::about> values;
+    ring.for_each(
+        slot, turn, [&](float x) { values.begin(x); }, [&](float x) { values.add(x); });
+    return merge_lanes<Steps::about, lanes>(values.of(in_thread), held);
+  };
+  __pipeline_wait_prior(stages - 1);
+  team.put(moments(0, 0));
+  int slot = 0;
+#pragma unroll 1
+  for (int turn = 0; turn < ring.walk.count; ++turn) {
+    const int next_slot = slot == stages - 1 ? 0 : slot + 1;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      gamma[i].keep_packed();
+      if constexpr (Steps::has_beta) beta[i].keep_packed();
+    }
+    __pipeline_wait_prior(stages - 2);  // the next row is here
+    SplitMoments next = {};
+    if (turn + 1 < ring.walk.count) next = moments(next_slot, turn + 1);
+
+    const int64_t row = ring.row(turn);
+    const auto again = [&](float scale) {
+      const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
+      return moments_of<T, Steps::about, lanes>(for_each, held, scale);
+    };
+    const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
+    team.put(next);
+
+    T* y = steps.p.y + row * steps.p.y_stride;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (ring.has(i)) store_vector(steps, y + place.column(i), *ring.cell(slot, 0, i), statistics, gamma[i], beta[i]);
+      ring.start_copy(slot, i);
+    }
+    if (place.has_edge()) {
+      float v[1] = {normalized<Steps::about>(vectorized::to_float(*ring.edge(slot, 0, turn)), statistics)};
+      steps.scale(v, edge_gamma, edge_beta);
+      y[place.edge] = static_cast<T>(v[0]);
+    }
+    ring.end_row(slot);
+    if (writes_statistics) steps.write_statistics(row, statistics);
+    slot = next_slot;
+  }
+  team.merge();  // the last put(), of a row that does not exist
+  __pipeline_wait_prior(0);
+}
+
+// Cluster i of n takes the rows i, i + n, i + 2 n, ... Rows that are no whole vectors start at other columns of their
+// vectors than those before, but every 8th starts like the first (every 4th in fp32); n is a multiple of that, so that
+// a cluster's rows are all of one kind, and its threads keep their columns.
+template <class Steps, Fit fit, class Exchange, int vectors, int threads, int stages, int resident>
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_staying_clusters(Steps steps) {
+  using T = typename Steps::Element;
+  constexpr int warps = threads / lanes;
+  static_assert(warps == warps_of<threads>);
+  __shared__ SplitMoments of_warps[warps];
+  __shared__ float4 of_blocks[2 * largest_staying_cluster];
+  __shared__ uint64_t arrivals[2];
+  __shared__ float sums[lanes];
+  const Cluster cluster = this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  const int block = static_cast<int>(cluster.block_rank());
+  const int thread = static_cast<int>(threadIdx.x);
+  const int cols = static_cast<int>(steps.p.cols);
+  const int64_t first = blockIdx.x / blocks;
+  const int64_t clusters = gridDim.x / blocks;
+  const RowWalk walk = {first, clusters, static_cast<int>((steps.p.rows - first + clusters - 1) / clusters)};
+
+  const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(first), cols), block, blocks, thread, threads);
+  const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
+  const Count in_block = count_of(block_sum(thread % lanes == 0 ? held.count : 0.0f, sums));
+  const Count whole = count_of(static_cast<float>(cols));
+  StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
+  team.exchange.open();  // all blocks have started, and have shared memory to write into
+  wait_for_previous_kernel();
+  walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
+  let_next_kernel_start();
 }
 // [/snippet]
 
@@ -894,6 +1212,58 @@ bool launch_clusters(const Steps& steps, cudaStream_t stream) {
   return true;
 }
 
+// True where clusters of blocks of `threads` threads stay and walk the rows: where the device has them, each has some
+// rows, and all threads the vectors that are not asked for.
+template <Fit fit, class Exchange, int vectors, int threads, int stages, int resident, class Steps>
+bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
+  using T = typename Steps::Element;
+  using Ring = RowRing<Steps, fit, vectors, threads, stages>;
+  const int64_t length = steps.p.cols / vector_size<T>;
+  const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
+  if (blocks < 2 || blocks > largest_staying_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
+  // Rows that straddle have up to 3 vectors less, the one or the other.
+  for (int64_t vectors_of_row = fit == Fit::any ? length - 3 : length; vectors_of_row <= length; ++vectors_of_row) {
+    const int64_t last_piece = vectors_of_row - (blocks - 1) * ((vectors_of_row + blocks - 1) / blocks);
+    if (last_piece < Ring::certain * threads) return false;
+  }
+  if (int64_t{Ring::bytes} + 2048 > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return false;
+
+  const auto kernel = normalize_staying_clusters<Steps, fit, Exchange, vectors, threads, stages, resident>;
+  const void* const address = reinterpret_cast<const void*>(kernel);
+  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{Ring::bytes}),
+             "asking for dynamic shared memory");
+  if (blocks > largest_cluster) {
+    check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "asking for a cluster of 16 blocks");
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = threads;
+  config.dynamicSmemBytes = Ring::bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int at_once = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
+  const int64_t stride = steps.tensors()[0].stride;
+  const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
+  const int64_t clusters = at_once / period * period;
+  if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
+  launch(kernel,
+         {.grid = static_cast<unsigned>(clusters * blocks),
+          .block = threads,
+          .shared_bytes = Ring::bytes,
+          .cluster = static_cast<unsigned>(blocks),
+          .overlap = true,
+          .stream = stream},
+         steps);
+  return true;
+}
+
 // Which kernel takes which length, in vectors, was found by measuring: wide loads in flight against the registers that
 // they take. True where one of them does.
 //
@@ -920,6 +1290,10 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   if (length <= 8 * 512) {
     return launch_block<some, given, late, 8, 512, 2>(steps, stream), true;
   }
+  if constexpr (given) {
+    if (launch_staying_clusters < some, ClusterBarrier, wide_parameters ? 4 : 8, 256, 3, 2 > (steps, stream))
+      return true;
+  }
   // 16-bit elements are left to be asked for: else the compiler keeps them as floats, for which there is no room.
   constexpr Fit filled = wide_elements ? full : some;
   if (length <= 8 * 1024 && launch_clusters<filled, true, given, late, 8, 1024, 1>(steps, stream)) return true;
@@ -944,6 +1318,12 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
   if (length <= 4 * 512) {
     if (length % (4 * lanes) == 0) return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
     return launch_block<some, given, late, 4, 512, 2>(steps, stream), true;
+  }
+  if constexpr (given) {
+    if (length > 4 * 1024) {
+      if (launch_staying_clusters<some, ClusterBarrier, 4, 256, 3, 2>(steps, stream)) return true;
+      if (launch_staying_clusters<some, ClusterBarrier, 4, 512, 3, 1>(steps, stream)) return true;
+    }
   }
   // 16-bit elements would be kept as floats where nothing is asked, and there is no room for them.
   if constexpr (sizeof(typename Steps::Element) == 4) {
@@ -995,11 +1375,20 @@ bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
     } else {
       if (length <= 8 * 512) return launch_block<any, given, late, 8, 512, 2>(steps, stream), true;
     }
+    if constexpr (given) {
+      constexpr bool wide_parameters = sizeof(typename Steps::Parameter) > sizeof(typename Steps::Element);
+      if (launch_staying_clusters < any, ClusterMail, wide_parameters ? 4 : 7, 512, 3, 1 > (steps, stream)) return true;
+      if (launch_staying_clusters < any, ClusterMail, wide_parameters ? 4 : 8, 256, 3, 2 > (steps, stream)) return true;
+    }
     if (length <= 56 * 256) return launch_clusters<any, false, given, late, 7, 256, 4>(steps, stream);
     return launch_clusters<any, false, given, late, 7, 512, 2>(steps, stream);
   } else {
     if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
     if (length <= 4 * 1024) return launch_block<any, given, late, 4, 1024, 1>(steps, stream), true;
+    if constexpr (given) {
+      if (launch_staying_clusters<any, ClusterMail, 4, 512, 3, 1>(steps, stream)) return true;
+      if (launch_staying_clusters<any, ClusterMail, 4, 256, 3, 2>(steps, stream)) return true;
+    }
     if (length <= 64 * 256) return launch_clusters<any, false, given, late, 8, 256, 3>(steps, stream);
     return launch_clusters<any, false, given, late, 8, 512, 1>(steps, stream);
   }

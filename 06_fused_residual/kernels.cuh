@@ -73,6 +73,11 @@ struct RmsNormSteps {
   __device__ void load(Share& share, int64_t i, const Place& place) const {
     share.load(row(i), place);
   }
+  __device__ const T* source(int, int64_t i) const { return row(i); }
+  template <class Part>
+  __device__ Part join(int64_t, int, const Part (&read)[reads]) const {
+    return read[0];
+  }
   __device__ float load(int64_t i, int64_t col) const { return vectorized::to_float(row(i)[col]); }
 
   template <int count>
@@ -152,6 +157,18 @@ struct AddSteps : Norm {
     h[i * this->p.x_stride + col] = sum;
     return vectorized::to_float(sum);
     // [/task]
+  }
+
+  __device__ const T* source(int tensor, int64_t i) const {
+    return tensor == 0 ? x + i * x_stride : residual + i * residual_stride;
+  }
+  __device__ uint4 join(int64_t i, int col, const uint4 (&read)[reads]) const {
+    const uint4 sum = add_vectors<T>(read[0], read[1]);
+    *reinterpret_cast<uint4*>(h + i * this->p.x_stride + col) = sum;
+    return sum;
+  }
+  __device__ T join(int64_t i, int col, const T (&read)[reads]) const {
+    return h[i * this->p.x_stride + col] = sum_of(read[0], read[1]);
   }
 
   __device__ static T sum_of(T a, T b) {
