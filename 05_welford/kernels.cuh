@@ -755,17 +755,28 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
 // to shared memory; and gamma and beta, which each row would ask the second-level cache for, stay in registers.
 
 // [snippet: one_pass]
-// The moments of a thread's values, in one pass: those of the differences from the first of them. It is one of the n
-// values, so that their M2 is at least the square of its distance from the mean, about; and the formula takes away at
-// most n times what it leaves. Few values to a thread lose few bits.
+// The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
+// formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
+// the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
 template <About about>
 struct ThreadMoments {
   float pivot = 0.0f;
   float sum = 0.0f;
   float squares = 0.0f;
 
-  __device__ void begin(float first) {
-    if constexpr (about == About::mean) pivot = first;
+  // In pairs, so that equal values have their value as their mean.
+  template <int count>
+  __device__ void begin(const float (&first)[count]) {
+    if constexpr (about == About::zero) return;
+    float sums[count];
+#pragma unroll
+    for (int k = 0; k < count; ++k) sums[k] = first[k];
+#pragma unroll
+    for (int half = count / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+    }
+    pivot = sums[0] * (1.0f / count);
   }
   __device__ void add(float x) {
     const float d = x - pivot;
@@ -883,7 +894,7 @@ struct RowRing {
     ++copied;
   }
 
-  // Reads a row for the first time: f(x) gets its elements, begin(x) one of them before all others.
+  // Reads a row for the first time: f(x) gets its elements, and begin(first) before that the thread's first vector.
   template <class Begin, class Function>
   __device__ void for_each(int slot, int turn, Begin begin, Function f) const {
 #pragma unroll
@@ -895,7 +906,7 @@ struct RowRing {
       const uint4 bits = steps.join(row(turn), place.column(i), read);
       if constexpr (reads > 1) *cell(slot, 0, i) = bits;
       const Floats<T> x = unpack<T>(bits);
-      if (i == 0) begin(x.at[0]);
+      if (i == 0) begin(x.at);
 #pragma unroll
       for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
     }
@@ -967,7 +978,7 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   const auto moments = [&](int slot, int turn) {
     ThreadMoments<Steps::about> values;
     ring.for_each(
-        slot, turn, [&](float x) { values.begin(x); }, [&](float x) { values.add(x); });
+        slot, turn, [&](const auto& first) { values.begin(first); }, [&](float x) { values.add(x); });
     return merge_lanes<Steps::about, lanes>(values.of(in_thread), held);
   };
   __pipeline_wait_prior(stages - 1);
