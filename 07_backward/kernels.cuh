@@ -1183,24 +1183,30 @@ __global__ void __launch_bounds__(threads, 1)
 // waits for the first. Some blocks then find dx, a row to a team, while others find dgamma and dbeta, a tile of columns
 // of all rows to a block. Nobody waits for anybody, and there are no partial rows.
 inline constexpr int threads_side_by_side = 256;
-inline constexpr int tile_lanes = 4;  // a block's tile of columns is so many vectors wide: two sectors
 
-template <class T>
-inline constexpr int tile_columns = tile_lanes* vector_size<T>;
+// A block's tile of columns is so many vectors wide: one sector of each row, or two. Narrow tiles are more blocks with
+// fewer rows to a thread.
+enum class Tile { narrow = 2, wide = 4 };
 
-// The sums of a tile's columns: `tile_lanes` neighbouring lanes have a row, and a thread every 64th row.
-template <class Pass>
-__device__ inline void sum_tile(const Pass& pass, int tile) {
+template <Tile tile, class T>
+inline constexpr int tile_columns = static_cast<int>(tile) * vector_size<T>;
+
+// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th or
+// 64th row.
+template <Tile tile, class Pass>
+__device__ inline void sum_tile(const Pass& pass, int number) {
   using T = typename Pass::T;
   using G = typename Pass::G;
+  constexpr int tile_lanes = static_cast<int>(tile);
+  constexpr int columns = tile_columns<tile, T>;
   constexpr int groups = threads_side_by_side / tile_lanes;
   constexpr int warps = threads_side_by_side / lanes;
   constexpr int batch = 8;  // rows whose loads are on their way together
-  __shared__ float of_warps[warps][2][tile_columns<T>];
+  __shared__ float of_warps[warps][2][columns];
   const auto& p = pass.p;
   const int thread = static_cast<int>(threadIdx.x);
   const int column = thread % tile_lanes * vector_size<T>;  // in the tile
-  const int64_t first_column = int64_t{tile} * tile_columns<T>;
+  const int64_t first_column = int64_t{number} * columns;
   const bool has = first_column + column < p.cols;
   float dgamma[vector_size<T>] = {};
   float dbeta[vector_size<T>] = {};
@@ -1241,8 +1247,8 @@ __device__ inline void sum_tile(const Pass& pass, int tile) {
     }
   }
   __syncthreads();
-  const int own = thread % tile_columns<T>;
-  const int which = thread / tile_columns<T>;  // of the two sums
+  const int own = thread % columns;
+  const int which = thread / columns;  // of the two sums
   G* out = which == 0 ? p.dgamma : which == 1 ? p.dbeta : nullptr;
   if (!out || first_column + own >= p.cols) return;
   float sum = 0.0f;
@@ -1313,14 +1319,14 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
 }
 
 // The first `tiles` blocks have tiles of columns, the others rows: one to a block, or one to a warp.
-template <class Pass, int units, bool warp_per_row>
+template <class Pass, int units, bool warp_per_row, Tile tile>
 __global__ void __launch_bounds__(threads_side_by_side, 2) backward_side_by_side(Pass pass, int tiles) {
   constexpr int warps = threads_side_by_side / lanes;
   wait_for_previous_kernel();
   const int block = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   if (block < tiles) {
-    sum_tile(pass, block);
+    sum_tile<tile>(pass, block);
   } else if constexpr (warp_per_row) {
     dx_in_registers<units, lanes>(pass, int64_t{block - tiles} * warps + thread / lanes, thread % lanes,
                                   LaneTeam<lanes>{});
@@ -1441,11 +1447,16 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
   return true;
 }
 
+// A cluster's blocks for rows of so many units, of which a block has room for `of_block`: a power of 2.
+inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
+  unsigned size = 2;
+  while (row_units > size * of_block) size *= 2;
+  return size;
+}
+
 template <Layout layout, int units, int stages, int threads, class Pass>
 bool launch_cluster(const Pass& pass, cudaStream_t stream) {
-  const int64_t row_units = units_of_row<layout, typename Pass::T>(pass.p.cols);
-  unsigned size = 2;
-  while (row_units > int64_t{size} * units * threads) size *= 2;
+  const unsigned size = blocks_for(units_of_row<layout, typename Pass::T>(pass.p.cols), units * threads);
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
   if (size > most_blocks_of_cluster || !fits(shared_bytes)) return false;
   if (device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
@@ -1488,12 +1499,13 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
 }
 
 // `rows` to a block that finds dx.
-template <int units, bool warp_per_row, class Pass>
+template <int units, bool warp_per_row, Tile tile, class Pass>
 bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
   const int64_t rows_of_block = warp_per_row ? threads_side_by_side / lanes : 1;
-  const int64_t tiles = (pass.p.cols + tile_columns<typename Pass::T> - 1) / tile_columns<typename Pass::T>;
+  constexpr int64_t columns = tile_columns<tile, typename Pass::T>;
+  const int64_t tiles = (pass.p.cols + columns - 1) / columns;
   const int64_t blocks_of_rows = pass.p.dx ? (pass.p.rows + rows_of_block - 1) / rows_of_block : 0;
-  launch(backward_side_by_side<Pass, units, warp_per_row>,
+  launch(backward_side_by_side<Pass, units, warp_per_row, tile>,
          {.grid = static_cast<unsigned>(tiles + blocks_of_rows),
           .block = threads_side_by_side,
           .overlap = true,
@@ -1519,8 +1531,8 @@ template <class Pass>
 bool is_small(const Pass& pass) {
   constexpr int64_t element = sizeof(typename Pass::T);
   const auto& p = pass.p;
-  return (p.dgamma || p.dbeta) && p.rows <= 1024 && p.rows * p.cols * element <= (int64_t{4} << 20) &&
-         p.cols * element >= 512 && p.cols * element <= int64_t{threads_side_by_side} * 4 * 16;
+  return (p.dgamma || p.dbeta) && p.rows <= 2048 && p.rows * p.cols * element <= (int64_t{8} << 20) &&
+         p.cols * element >= 512 && p.cols * element <= int64_t{threads_side_by_side} * 8 * 16;
 }
 
 // Which shape takes which length was found by measuring on an H200; but what is small, and the four vectors of clusters
@@ -1532,9 +1544,10 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
   if (is_small(pass)) {
-    constexpr int units = wide_elements ? 8 : 4;
-    if (length <= units * lanes) return launch_side_by_side<units, true>(pass, stream);
-    return launch_side_by_side<4, false>(pass, stream);
+    if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
+    if (length <= 8 * lanes) return launch_side_by_side<8, true, Tile::wide>(pass, stream);
+    if (length <= 4 * threads_side_by_side) return launch_side_by_side<4, false, Tile::wide>(pass, stream);
+    return launch_side_by_side<8, false, Tile::wide>(pass, stream);
   }
   if (length <= 2 * 4) return launch_lanes<whole, 2, 4, 4, 256, 2>(pass, stream);
   if (length <= 2 * 8) return launch_lanes<whole, 2, 4, 8, 256, 2>(pass, stream);
@@ -1564,7 +1577,12 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
   if constexpr (has_room_for_four<Pass>) {
     if (length <= 4 * 512) return launch_block<alike, 4, 3, 512, 1>(pass, stream);
-    return launch_cluster<alike, 4, 3, 416>(pass, stream) || launch_cluster<alike, 4, 3, 512>(pass, stream);
+    // Threads without a fourth vector wait for those that have one: fewer threads, where they make the cluster no
+    // larger.
+    if (blocks_for(length, 4 * 416) == blocks_for(length, 4 * 512)) {
+      return launch_cluster<alike, 4, 3, 416>(pass, stream);
+    }
+    return launch_cluster<alike, 4, 3, 512>(pass, stream);
   } else {
     return launch_cluster<alike, 2, deep, 512>(pass, stream);
   }
