@@ -788,6 +788,15 @@ struct ThreadMoments {
     return {held.count, pivot, rest, squares - sum * rest};
   }
 };
+
+// With the mean itself as the pivot, as near as a float can be. Nothing is lost: the rest is what the rounding of
+// pivot + rest takes away [Knuth, TwoSum].
+__device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
+  const float pivot = moments.pivot + moments.rest;
+  const float added = pivot - moments.pivot;
+  const float rest = (moments.pivot - (pivot - added)) + (moments.rest - added);
+  return {moments.count, pivot, rest, moments.m2};
+}
 // [/snippet]
 
 // [snippet: staying_team]
@@ -979,7 +988,7 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     ThreadMoments<Steps::about> values;
     ring.for_each(
         slot, turn, [&](const auto& first) { values.begin(first); }, [&](float x) { values.add(x); });
-    return merge_lanes<Steps::about, lanes>(values.of(in_thread), held);
+    return with_mean_as_pivot(merge_lanes<Steps::about, lanes>(values.of(in_thread), held));
   };
   __pipeline_wait_prior(stages - 1);
   team.put(moments(0, 0));
