@@ -7,6 +7,10 @@ A stage's program writes its inputs as .npy (--save-tensors). PyTorch normalizes
 are held against float64 as common/harness/compare.cpp holds a variant's: the same tolerance and the same unit, the last
 place at max(|want|, the root mean square of the wanted row). The rows go into the peers' file as `checks` of the variant
 "torch", beside PyTorch's times. Needs PyTorch with CUDA, and numpy.
+
+    python3 common/report/peers/errors.py --column-sums docs/data/column_sums_h200.json --program build/gpu/bin/07_backward
+
+The same for dgamma and dbeta over many rows, of PyTorch and of stage 07's final kernel, on the same saved data.
 """
 
 from __future__ import annotations
@@ -142,12 +146,53 @@ def check(folder: Path, dtype: str, shape: tuple[int, int], name: str) -> dict[s
     }
 
 
+def column_sum_errors(folder: Path, outputs: dict[str, numpy.ndarray]) -> dict[str, float]:
+    """The largest error of a column's sum in units of 2^-24 of the sum's usual size, the root of its terms' squares."""
+    import numpy as np
+
+    x, dy, mean, rstd = (in_float64(np.load(folder / f"{tensor}.npy")) for tensor in ("x", "dy", "mean", "rstd"))
+    terms = {"dgamma": dy * (x - mean.reshape(-1, 1)) * rstd.reshape(-1, 1), "dbeta": dy}
+    return {name: float(np.max(np.abs(outputs[name] - of.sum(axis=0)) / np.sqrt((of * of).sum(axis=0)))) / U for name, of in terms.items()}
+
+
+def torch_column_sums(folder: Path, cols: int) -> dict[str, numpy.ndarray]:
+    import numpy as np
+    import torch
+
+    dy, x, mean, rstd, gamma = (on_gpu(np.load(folder / f"{tensor}.npy")) for tensor in ("dy", "x", "mean", "rstd", "gamma"))
+    _, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
+        dy, x, [cols], mean.reshape(-1, 1), rstd.reshape(-1, 1), gamma, torch.zeros_like(gamma), [False, True, True])
+    return {"dgamma": dgamma.double().cpu().numpy(), "dbeta": dbeta.double().cpu().numpy()}
+
+
+def compare_column_sums(program: Path, file: Path) -> None:
+    """Writes the figures of both to `file`, in the form of docs/data."""
+    import numpy as np
+    import torch
+
+    shape = (2**20, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([program, "--check-only", "--shapes", f"{shape[0]}x{shape[1]}", "--input", "normal", "--dtype", "fp32", "--operation",
+                        "layernorm_backward", "--variant", "persistent", "--save-tensors", folder], check=True, stdout=subprocess.DEVNULL)
+        problem = next(Path(folder).iterdir())
+        ours = {name: in_float64(np.load(problem / "persistent" / f"{name}.npy")) for name in ("dgamma", "dbeta")}
+        errors = {"persistent": column_sum_errors(problem, ours), "torch": column_sum_errors(problem, torch_column_sums(problem, shape[1]))}
+    figures = {f"{who}_{name}": {"value": round(error, 2), "unit": "count", "meaning": f"largest error of a column of {name}, in units of 2^-24 of the root of its terms' squares"}
+               for who, found in errors.items() for name, error in found.items()}
+    source = {"title": "dgamma and dbeta over many rows: the error of stage 07's final kernel and of PyTorch on the same data",
+              "gpu": torch.cuda.get_device_name(), "dtype": "fp32", "shape": f"{shape[0]}x{shape[1]}", "torch": torch.__version__}
+    file.write_text(dump({"source": source, "figures": figures}), encoding="utf-8")
+    for who, found in errors.items():
+        print(f"{who}: " + ", ".join(f"{name} {error:.1f}" for name, error in found.items()))
+
+
 def main() -> int:
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", required=True, type=Path, help="a stage's program that does all three types: 05_welford")
     parser.add_argument("--shapes", default="1024x1024", help="ROWSxCOLS, a list (default: 1024x1024)")
     parser.add_argument("--peers", type=Path, default=here / "h200.json", help="the file whose checks are written anew (default: h200.json)")
+    parser.add_argument("--column-sums", type=Path, metavar="FILE", help="compare dgamma and dbeta over 2^20 rows instead, and write FILE; the program is 07_backward")
     options = parser.parse_args()
 
     import torch
@@ -155,6 +200,9 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("errors.py: PyTorch sees no GPU here", file=sys.stderr)
         return 2
+    if options.column_sums:
+        compare_column_sums(options.program, options.column_sums)
+        return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         command = [options.program, "--check-only", "--shapes", options.shapes, "--input", "all", "--operation", OPERATION,
