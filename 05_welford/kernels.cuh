@@ -767,16 +767,17 @@ struct ThreadMoments {
   // In pairs, so that equal values have their value as their mean.
   template <int count>
   __device__ void begin(const float (&first)[count]) {
-    if constexpr (about == About::zero) return;
-    float sums[count];
+    if constexpr (about != About::zero) {
+      float sums[count];
 #pragma unroll
-    for (int k = 0; k < count; ++k) sums[k] = first[k];
+      for (int k = 0; k < count; ++k) sums[k] = first[k];
 #pragma unroll
-    for (int half = count / 2; half > 0; half /= 2) {
+      for (int half = count / 2; half > 0; half /= 2) {
 #pragma unroll
-      for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+        for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+      }
+      pivot = sums[0] * (1.0f / count);
     }
-    pivot = sums[0] * (1.0f / count);
   }
   __device__ void add(float x) {
     const float d = x - pivot;
