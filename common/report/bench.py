@@ -34,7 +34,26 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. W
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
 ALL_COLS = (64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072)  # of finished kernels
-FINISHED_FROM = "05"
+# Of the stages with finished kernels, what is timed on tensors of 512 MiB: variants, operations, types and row lengths. A check of such
+# a tensor takes two seconds, so that the final kernels alone are timed at all lengths.
+SWEEPS = {
+    "05_welford": (
+        ("layer_norm", "layernorm_forward", ("fp32", "bf16"), ALL_COLS),
+        ("textbook,chan", "layernorm_forward", ("fp32", "bf16"), FEW_COLS),
+    ),
+    "06_fused_residual": (
+        ("fused", "add_layernorm_forward,add_rmsnorm_forward", ("bf16", "fp32"), ALL_COLS),
+        ("norm", "rmsnorm_forward", ("bf16",), ALL_COLS),
+        ("norm", "layernorm_forward", ("bf16",), FEW_COLS),
+        ("unfused,fused_inplace", "add_layernorm_forward,add_rmsnorm_forward", ("bf16",), (*FEW_COLS, 65536)),
+    ),
+    "07_backward": (
+        ("persistent", "layernorm_backward", ("bf16", "fp32"), ALL_COLS),
+        ("persistent", "rmsnorm_backward,add_layernorm_backward", ("bf16",), FEW_COLS),
+        ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
+    ),
+}
+MODELS = ("06_fused_residual", "fused", (768, 1280, 3584, 4096, 5120, 7168, 8192), (1, 32, 4096))  # widths of real models, and tokens
 TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
 RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))  # pixels, and channels, of its layers
 SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
@@ -96,28 +115,34 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
         yield from runs_of_batchnorm(run, program, count, full, seconds)
     square = count[program.dtypes[0]] * 3 * len(program.dtypes)
     yield run("1024 x 1024", ("--shapes", "1024x1024", "--dtype", "all", "--input", "all", "--time", "cold,warm,graph", "--resources"), square, seconds, 3)
-    finished = program.stage[:2] >= FINISHED_FROM
     if program.is_batchnorm:
         return
+    sweeps = SWEEPS.get(program.stage, ()) if full else ()
+    for variants, operations, dtypes, all_cols in sweeps:
+        of_sweep = ("--variant", variants, "--operation", operations, "--input", "normal", "--time", "cold")
+        each = sum(v in variants.split(",") and o in operations.split(",") for v, o, d in program.implementations if d == dtypes[0])
+        for dtype in dtypes:
+            for cols in all_cols:  # one call for each: what is done is kept when the rest is stopped
+                yield run(f"{mib} MiB, {dtype}, {variants}, {operations}, {cols} columns", ("--shapes", widths(mib, dtype, (cols,)), "--dtype", dtype, *of_sweep),
+                          each, seconds / 2, 2.5 * each)
+    if sweeps:
+        variant, operations = sweeps[0][:2]
+        final = ("--variant", variant, "--operation", operations, "--input", "normal")
+        each = len(operations.split(","))
+        yield run("4096 rows, fp16", ("--shapes", ",".join(f"4096x{cols}" for cols in TRITON_COLS), "--dtype", "fp16", *final, "--time", "cold"),
+                  12 * each, seconds / 2, 4)
+        yield run("few rows, bf16", ("--shapes", "1x8192,64x4096,128x8192", "--dtype", "bf16", *final, "--time", "cold,warm,graph"), 9 * each, seconds / 2)
+        stage, variant, cols, tokens = MODELS
+        if program.stage == stage:
+            shapes = ",".join(f"{rows}x{width}" for rows in tokens for width in cols)
+            yield run("models, bf16", ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph"), 2 * each * len(cols) * len(tokens), seconds / 4)
+            yield run("rows, bf16", ("--shapes", "1x4096,8x4096,64x4096,512x4096,4096x4096,65536x4096", "--dtype", "bf16", "--variant", f"{variant},unfused",
+                                     "--operation", "add_rmsnorm_forward", "--input", "normal", "--time", "cold,graph"), 24, seconds / 2)
+        return
     for dtype in ("fp32", "bf16"):
-        if dtype not in program.dtypes:
-            continue
-        cols = ALL_COLS if full and finished else FEW_COLS
-        # One call for each width where that takes long: what is done is kept when the rest is stopped.
-        for part in ([(c,) for c in cols] if full and finished else [cols]):
-            label = f"{mib} MiB, {dtype}" + (f", {part[0]} columns" if len(part) == 1 else "")
-            yield run(label, ("--shapes", widths(mib, dtype, part), "--dtype", dtype, "--input", "normal", "--time", "cold"),
-                      count[dtype] * len(part), seconds / 2, 1.5 * len(part) * count[dtype] * mib / 512)
-    if full and finished:
-        for dtype in ("fp16", "bf16"):
-            if dtype not in program.dtypes:
-                continue
-            if dtype == "fp16":
-                shapes, name = ",".join(f"4096x{cols}" for cols in TRITON_COLS), "4096 rows, fp16"
-                yield run(name, ("--shapes", shapes, "--dtype", dtype, "--input", "normal", "--time", "cold"), 12 * count[dtype], seconds / 2, 4)
-            else:
-                yield run("few rows, bf16", ("--shapes", "1x8192,64x4096,128x8192", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
-                          9 * count[dtype], seconds / 2)
+        if dtype in program.dtypes:
+            yield run(f"{mib} MiB, {dtype}", ("--shapes", widths(mib, dtype, FEW_COLS), "--dtype", dtype, "--input", "normal", "--time", "cold"),
+                      count[dtype] * len(FEW_COLS), seconds / 2, 1.5 * len(FEW_COLS) * count[dtype] * mib / 512)
 
 
 def clocks_of(text: str) -> list[float]:
