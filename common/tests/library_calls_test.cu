@@ -31,6 +31,8 @@ int answer_of_h200(cudaDeviceAttr attribute) {
       return 9;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       return 227 * 1024;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      return 2048;
     case cudaDevAttrClusterLaunch:
       return 1;
     default:
