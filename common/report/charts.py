@@ -21,6 +21,7 @@ import argparse
 import io
 import json
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,6 +87,12 @@ SETTINGS = {
 }
 
 
+def numbered_clips(text: str) -> str:
+    """matplotlib names a clip path by its corners to the last bit, which the layout's solver does not give twice alike."""
+    numbers: dict[str, str] = {}
+    return re.sub(r"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=clipPath id=\")p[0-9a-f]{10}", lambda found: numbers.setdefault(found[0], f"clip{len(numbers) + 1}"), text)
+
+
 @dataclass(frozen=True)
 class Chart:
     path: Path
@@ -98,7 +105,7 @@ class Chart:
         nothing = {key: None for key in ("Creator", "Date", "Format", "Type")}
         self.figure.savefig(buffer, format="svg", metadata=nothing)
         plt.close(self.figure)
-        text = buffer.getvalue()
+        text = numbered_clips(buffer.getvalue())
         begin = text.index("<svg ")
         end = text.index(">", begin)
         words = f'<title id="title">{escape(self.title)}</title>\n <desc id="description">{escape(self.description)}</desc>'
