@@ -88,6 +88,18 @@ struct AddSteps : Norm {
     return vectorized::to_float(sum);
   }
 
+  __device__ const T* source(int tensor, int64_t i) const {
+    return tensor == 0 ? x + i * x_stride : residual + i * residual_stride;
+  }
+  __device__ uint4 join(int64_t i, int col, const uint4 (&read)[reads]) const {
+    const uint4 sum = add_vectors<T>(read[0], read[1]);
+    *reinterpret_cast<uint4*>(h + i * this->p.x_stride + col) = sum;
+    return sum;
+  }
+  __device__ T join(int64_t i, int col, const T (&read)[reads]) const {
+    return h[i * this->p.x_stride + col] = sum_of(read[0], read[1]);
+  }
+
   __device__ static T sum_of(T a, T b) { return static_cast<T>(vectorized::to_float(a) + vectorized::to_float(b)); }
 
   std::array<Rows, 4> tensors() const {
