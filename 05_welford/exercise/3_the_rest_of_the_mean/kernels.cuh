@@ -71,8 +71,6 @@ struct LayerNormSteps {
   __device__ void load(Share& share, int64_t i, const Place& place) const {
     share.load(row(i), place);
   }
-  // The same for one element, where vectors are of no use.
-  __device__ float load(int64_t i, int64_t col) const { return vectorized::to_float(row(i)[col]); }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.
   __device__ const T* source(int, int64_t i) const { return row(i); }
@@ -80,6 +78,8 @@ struct LayerNormSteps {
   __device__ Part join(int64_t, int, const Part (&read)[reads]) const {
     return read[0];
   }
+  // The same for one element, where vectors are of no use.
+  __device__ float load(int64_t i, int64_t col) const { return vectorized::to_float(row(i)[col]); }
 
   // The store step: elements of y from the normalized ones.
   template <int count>
