@@ -26,6 +26,7 @@ from typing import Any
 import merge_results
 from programs import Failed, Program, programs_in, require_gpu, shown
 from results import ROOT, ReportError
+from tables import MODELS
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
@@ -53,7 +54,7 @@ SWEEPS = {
         ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
     ),
 }
-MODELS = ("06_fused_residual", "fused", (768, 1280, 3584, 4096, 5120, 7168, 8192), (1, 32, 4096))  # widths of real models, and tokens
+WITH_MODELS, TOKENS = "06_fused_residual", (1, 32, 4096)  # the stage whose kernels real models have, and rows
 TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
 RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))  # pixels, and channels, of its layers
 SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
@@ -132,10 +133,10 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
         yield run("4096 rows, fp16", ("--shapes", ",".join(f"4096x{cols}" for cols in TRITON_COLS), "--dtype", "fp16", *final, "--time", "cold"),
                   12 * each, seconds / 2, 4)
         yield run("few rows, bf16", ("--shapes", "1x8192,64x4096,128x8192", "--dtype", "bf16", *final, "--time", "cold,warm,graph"), 9 * each, seconds / 2)
-        stage, variant, cols, tokens = MODELS
-        if program.stage == stage:
-            shapes = ",".join(f"{rows}x{width}" for rows in tokens for width in cols)
-            yield run("models, bf16", ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph"), 2 * each * len(cols) * len(tokens), seconds / 4)
+        if program.stage == WITH_MODELS:
+            cols = sorted({model.cols for model in MODELS})
+            shapes = ",".join(f"{rows}x{width}" for rows in TOKENS for width in cols)
+            yield run("models, bf16", ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph"), 2 * each * len(cols) * len(TOKENS), seconds / 4)
             yield run("rows, bf16", ("--shapes", "1x4096,8x4096,64x4096,512x4096,4096x4096,65536x4096", "--dtype", "bf16", "--variant", f"{variant},unfused",
                                      "--operation", "add_rmsnorm_forward", "--input", "normal", "--time", "cold,graph"), 24, seconds / 2)
         return

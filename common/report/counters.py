@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import SWEEPS
 from programs import Failed, Program, programs_in, require_gpu, tool, write_json
 from results import ROOT, ReportError
 
@@ -67,8 +68,7 @@ SMALL = ("1024x1024", "256x4096")
 # Tensors of 512 MiB: the kernel that the ladder ends with at all row lengths, what is built on it at two.
 WIDE_STAGE, WIDE_VARIANT, WIDE_COLS = "05_welford", "layer_norm", (256, 1024, 4096, 8192, 16384, 65536, 131072)
 LATER_COLS = (1024, 8192)
-FINAL = {"06_fused_residual": "fused", "07_backward": "persistent"}  # at odd and at very long rows as well
-FINAL_COLS = (4095, 65536)
+FINAL_COLS = (4095, 65536)  # of the variant that a stage ends with: odd rows, and very long ones
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -93,7 +93,8 @@ def runs_of(programs: list[Program]) -> list[Run]:
                     runs.append(Run(program, ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)))
         elif program.stage > WIDE_STAGE and "bf16" in program.dtypes:
             runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16")) for cols in LATER_COLS]
-            if (final := FINAL.get(program.stage)) in program.variants:
+            if program.stage in SWEEPS:
+                final = SWEEPS[program.stage][0][0]
                 runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16", "--variant", final)) for cols in FINAL_COLS]
     return runs
 
