@@ -813,6 +813,7 @@ struct StayingTeam {
   SplitMoments* of_warps;  // [warps]
   float4* of_blocks;       // [2][largest_staying_cluster], each a SplitMoments
   int half = 0;
+  bool is_here = false;
 
   __device__ void put(const SplitMoments& part) {
     if (threadIdx.x % lanes == 0) of_warps[threadIdx.x / lanes] = part;
@@ -827,8 +828,14 @@ struct StayingTeam {
     }
     exchange.all_sent();
   }
+  // Until the moments of all blocks are here. merge() waits if nobody has.
+  __device__ void wait() {
+    if (!is_here) exchange.wait();
+    is_here = true;
+  }
   __device__ SplitMoments merge() {
-    exchange.wait();
+    wait();
+    is_here = false;
     const unsigned other = threadIdx.x % largest_staying_cluster;
     SplitMoments moments = {};
     if (other < exchange.cluster.num_blocks()) {
@@ -872,13 +879,16 @@ struct RowRing {
   uint4* cells;     // [stages][reads][vectors][threads], from this thread's on
   unsigned* edges;  // [stages][reads][most_edges], from this thread's on
   int copied = 0;   // rows whose copies have started
+  const T* ahead[reads];  // this thread's first vector of the row to copy next
 
   __device__ RowRing(const Steps& steps, const Place<fit>& place, const RowWalk& walk)
       : steps(steps),
         place(place),
         walk(walk),
         cells(dynamic_shared<uint4>() + threadIdx.x),
-        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + stages * slot_vectors) + threadIdx.x) {}
+        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + stages * slot_vectors) + threadIdx.x) {
+    look_ahead();
+  }
 
   __device__ int64_t row(int turn) const { return walk.first + turn * walk.step; }
   __device__ bool has(int i) const { return i < certain || place.has(i); }
@@ -895,13 +905,14 @@ struct RowRing {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < reads; ++tensor) {
-      __pipeline_memcpy_async(cell(slot, tensor, i), steps.source(tensor, row(copied)) + place.column(i), 16);
+      __pipeline_memcpy_async(cell(slot, tensor, i), ahead[tensor] + i * place.step, 16);
     }
   }
   __device__ void end_row(int slot) {
     if (place.has_edge() && copied < walk.count) copy_edge(slot);
     __pipeline_commit();
     ++copied;
+    look_ahead();
   }
 
   // Reads a row for the first time: f(x) gets its elements, and begin(first) before that the thread's first vector.
@@ -931,6 +942,13 @@ struct RowRing {
   }
 
  private:
+  // The way from a row's number to an address is long. It is taken once for a row: not, as the compiler would, for each
+  // vector.
+  __device__ void look_ahead() {
+#pragma unroll
+    for (int tensor = 0; tensor < reads; ++tensor) ahead[tensor] = steps.source(tensor, row(copied)) + place.first;
+  }
+
   // What lies around a tensor is not ours to read: its first row's edges, and its last's, are copied as they are.
   __device__ void copy_edge(int slot) const {
     const bool amid = row(copied) > 0 && row(copied) < steps.p.rows - 1;
@@ -950,8 +968,8 @@ struct RowRing {
 // [/snippet]
 
 // [snippet: walk_rows]
-// The next row's moments are found before this row's are asked for, so that the cluster's threads have work while they
-// wait for each other.
+// The next row's values are added up before this row's moments are asked for, so that the cluster's threads have work
+// while they wait for each other.
 //
 // y, and in stage 06 h, may be a tensor that is read: a row is written by the threads that have read it, after they
 // have; and the rows that are fetched ahead are this cluster's own, which nobody else writes.
@@ -985,14 +1003,18 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   }
   const Count in_thread = count_of(own);
 
-  const auto moments = [&](int slot, int turn) {
-    ThreadMoments<Steps::about> values;
+  using Values = ThreadMoments<Steps::about>;
+  const auto look_at = [&](int slot, int turn) {
+    Values values;
     ring.for_each(
         slot, turn, [&](const auto& first) { values.begin(first); }, [&](float x) { values.add(x); });
+    return values;
+  };
+  const auto of_warp = [&](const Values& values) {
     return with_mean_as_pivot(merge_lanes<Steps::about, lanes>(values.of(in_thread), held));
   };
   __pipeline_wait_prior(stages - 1);
-  team.put(moments(0, 0));
+  team.put(of_warp(look_at(0, 0)));
   int slot = 0;
 #pragma unroll 1
   for (int turn = 0; turn < ring.walk.count; ++turn) {
@@ -1003,8 +1025,10 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       if constexpr (Steps::has_beta) beta[i].keep_packed();
     }
     __pipeline_wait_prior(stages - 2);  // the next row is here
-    SplitMoments next = {};
-    if (turn + 1 < ring.walk.count) next = moments(next_slot, turn + 1);
+    Values values;
+    if (turn + 1 < ring.walk.count) values = look_at(next_slot, turn + 1);
+    team.wait();
+    const SplitMoments next = of_warp(values);  // whose shuffles and those of the team's merge wait side by side
 
     const int64_t row = ring.row(turn);
     const auto again = [&](float scale) {
