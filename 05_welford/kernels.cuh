@@ -876,9 +876,9 @@ struct RowRing {
   const Steps& steps;
   const Place<fit>& place;
   RowWalk walk;
-  uint4* cells;     // [stages][reads][vectors][threads], from this thread's on
-  unsigned* edges;  // [stages][reads][most_edges], from this thread's on
-  int copied = 0;   // rows whose copies have started
+  uint4* cells;           // [stages][reads][vectors][threads], from this thread's on
+  unsigned* edges;        // [stages][reads][most_edges], from this thread's on
+  int copied = 0;         // rows whose copies have started
   const T* ahead[reads];  // this thread's first vector of the row to copy next
 
   __device__ RowRing(const Steps& steps, const Place<fit>& place, const RowWalk& walk)
@@ -977,6 +977,9 @@ template <class Steps, Fit fit, int vectors, int threads, int stages, class Team
 __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> ring, Team& team, Count held,
                                  Count whole, bool writes_statistics) {
   using T = typename Steps::Element;
+  // Where the schedulers have most to do, the warp's moments are merged only when those of the other blocks are here,
+  // so that the shuffles of the two merges wait side by side. Elsewhere it is better to do that while waiting.
+  constexpr bool merges_together = sizeof(T) == 2 && fit != Fit::any && Steps::reads == 1;
   const Steps& steps = ring.steps;
   const Place<fit>& place = ring.place;
 #pragma unroll 1
@@ -1027,8 +1030,8 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     __pipeline_wait_prior(stages - 2);  // the next row is here
     Values values;
     if (turn + 1 < ring.walk.count) values = look_at(next_slot, turn + 1);
-    team.wait();
-    const SplitMoments next = of_warp(values);  // whose shuffles and those of the team's merge wait side by side
+    if constexpr (merges_together) team.wait();
+    const SplitMoments next = of_warp(values);
 
     const int64_t row = ring.row(turn);
     const auto again = [&](float scale) {
@@ -1329,8 +1332,15 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
     return launch_block<some, given, late, 2, 256, 6>(steps, stream), true;
   }
   if (length <= 4 * 512) {
-    if (length % (4 * lanes) == 0) return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
+    // Of whole blocks of 16 bits three fit at once, if they ask for their vectors.
+    const bool three_fit = length == 4 * 512 && !wide_elements && !wide_parameters;
+    if (length % (4 * lanes) == 0 && !three_fit) {
+      return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
+    }
     return launch_block < some, given, late, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
+  }
+  if constexpr (wide_elements) {
+    if (length == 8 * 512) return launch_block<full, given, late, 8, 512, 2>(steps, stream), true;
   }
   if (length <= 8 * 512) {
     return launch_block<some, given, late, 8, 512, 2>(steps, stream), true;
