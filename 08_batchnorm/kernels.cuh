@@ -300,9 +300,11 @@ struct Tiling {
   int step_vectors;        // where a line is longer than the block: from one of a thread's vectors to its next
   int each, each_of_last;  // vectors of every thread: in a split, and in the last split
   int more, more_of_last;  // so many threads, or lines of threads, have one more
-  int parts;          // threads' elements of one channel in a block; or threads' vectors, where run is whole vectors
+  int kept;           // of a thread: 1 partial, where its vectors are of one channel, 2 where of two, or each element's
+  int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
   int team_bits;      // a channel has 2^team_bits lanes
+  bool says_last;     // of what it reads for the last time
 };
 
 // What one block has of a tensor, and where in it this thread stands.
@@ -392,7 +394,7 @@ struct Walk {
 // [/snippet]
 
 // [snippet: ring]
-// 16 bytes into shared memory, asynchronously, that the L2 cache need not keep: they will not be read again.
+// 16 bytes into shared memory, asynchronously, that the L2 cache may give up first: they will not be read again.
 __device__ inline void copy_once(void* to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint64_t first_to_go;
@@ -416,16 +418,16 @@ struct Ring {
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
-  Bits* slots;  // of this thread; those of a block's threads lie side by side
-  bool is_all;  // the ring holds all that there is: nothing is read twice
+  Bits* slots;     // of this thread; those of a block's threads lie side by side
+  bool says_last;  // the L2 cache is told of what is read for the last time
 
   __device__ Bits* slot(int of_batch, int i, int input) const {
     return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
   }
-  __device__ void fetch(int of_batch, int i, int input, const T* from) const {
+  __device__ void fetch(int of_batch, int i, int input, const T* from, bool is_last) const {
     Bits* const to = slot(of_batch, i, input);
     if constexpr (sizeof(Bits) == 16) {
-      if (is_all) {
+      if (says_last && is_last) {
         copy_once(to, from);
       } else {
         __pipeline_memcpy_async(to, from, sizeof(Bits));
@@ -521,11 +523,14 @@ struct TrainSteps {
   __device__ const T* input(int) const { return p.x; }
   __host__ __device__ T* output() const { return p.y; }
 
-  __device__ void prefetch_channel(int channel) const {
-    prefetch(p.gamma, channel);
-    prefetch(p.beta, channel);
+  // What is given of a channel: asked for early, for it is needed where everyone waits.
+  struct Given {
+    G gamma, beta;
+  };
+  __device__ Given given(int channel) const {
     prefetch(p.running_mean, channel);
     prefetch(p.running_var, channel);
+    return {p.gamma ? p.gamma[channel] : static_cast<G>(1.0f), p.beta ? p.beta[channel] : static_cast<G>(0.0f)};
   }
 
   // One thread's sums for one channel, of differences from the first value that it meets. Since that is one of the
@@ -556,12 +561,14 @@ struct TrainSteps {
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
     return merge<4>(team, parts, part(0), part);
   }
-  // One thread's own elements.
+  // The first `count` of one thread's own elements.
   template <int size>
-  __device__ Partial merged(const Partial (&own)[size]) const {
+  __device__ Partial merged(const Partial (&own)[size], int count) const {
+    if (count == 0) return {};
     Partial all = own[0];
 #pragma unroll
     for (int k = 1; k < size; ++k) {
+      if (k >= count) break;
       const float off = (own[k].pivot - all.pivot) + (own[k].rest - all.rest);
       const float share = 1.0f / static_cast<float>(k + 1);  // all have as many values
       all.m2 += own[k].m2 + off * off * (own[k].count * (1.0f - share));
@@ -591,7 +598,9 @@ struct TrainSteps {
   // Those of several blocks, or of several GPUs, together. `near` is one of them that is not empty.
   template <class GetShared>
   __device__ Shared combined(const Team& team, int parts, const Shared& near, GetShared shared) const {
-    const SplitMoments all = merge<8>(team, parts, unscaled(near), [&](int i) { return unscaled(shared(i)); });
+    const auto part = [&](int i) { return unscaled(shared(i)); };
+    const SplitMoments all =
+        parts <= team.size ? merge<1>(team, parts, unscaled(near), part) : merge<8>(team, parts, unscaled(near), part);
     if (!__any_sync(all_lanes, overflowed(all))) return share(all, 1.0f);  // a warp's lanes shuffle together
     const SplitMoments small = merge<1>(team, parts, scaled(near), [&](int i) { return scaled(shared(i)); });
     return overflowed(all) ? share(small, small_scale) : share(all, 1.0f);
@@ -604,22 +613,24 @@ struct TrainSteps {
   struct alignas(16) Channel {
     float center, factor, offset, scale;
   };
-  __device__ Channel finish(const Shared& all, int channel, bool writes) const {
+  __device__ Channel finish(const Shared& all, const Given& given) const {
     const float scale = all.count < 0.0f ? small_scale : 1.0f;
-    const float count = fabsf(all.count);
-    const float variance = all.m2 / count;
-    // Scaled down, eps counts only where the variance is nothing.
-    const float invstd = scale == 1.0f      ? rsqrtf(variance + p.eps)
-                         : variance == 0.0f ? rsqrtf(p.eps) / small_scale
-                                            : rsqrtf(variance);
-    if (writes) {
-      constexpr float up = 1.0f / small_scale;
-      const float by = scale == 1.0f ? 1.0f : up;
-      write_statistics(p, channel, count, (all.pivot + all.rest) * by, all.m2 * by * by, invstd * scale);
-    }
-    const float factor = invstd * (p.gamma ? to_float(p.gamma[channel]) : 1.0f);
-    const float beta = p.beta ? to_float(p.beta[channel]) : 0.0f;
-    return {all.pivot, factor, fmaf(-all.rest, factor, beta), scale};
+    const float factor = invstd_of(all) * to_float(given.gamma);
+    return {all.pivot, factor, fmaf(-all.rest, factor, to_float(given.beta)), scale};
+  }
+  // And what is kept of it.
+  __device__ void write(const Shared& all, int channel) const {
+    constexpr float up = 1.0f / small_scale;
+    const bool scaled = all.count < 0.0f;
+    const float by = scaled ? up : 1.0f;
+    write_statistics(p, channel, fabsf(all.count), (all.pivot + all.rest) * by, all.m2 * by * by,
+                     invstd_of(all) * (scaled ? small_scale : 1.0f));
+  }
+  // Of x * scale. Scaled down, eps counts only where the variance is nothing.
+  __device__ float invstd_of(const Shared& all) const {
+    const float variance = all.m2 / fabsf(all.count);
+    if (all.count > 0.0f) return rsqrtf(variance + p.eps);
+    return variance == 0.0f ? rsqrtf(p.eps) / small_scale : rsqrtf(variance);
   }
   __device__ float result(float x, float, const Channel& c) const {
     return fmaf(fmaf(x, c.scale, -c.center), c.factor, c.offset);
@@ -638,9 +649,12 @@ struct BackwardSteps {
   __device__ const T* input(int i) const { return i == 0 ? p.dy : p.x; }
   __host__ __device__ T* output() const { return p.dx; }
 
-  __device__ void prefetch_channel(int channel) const {
-    prefetch(p.gamma, channel);
-    prefetch(p.save_invstd, channel);
+  struct Given {
+    float mean, invstd;
+    G gamma;
+  };
+  __device__ Given given(int channel) const {
+    return {p.save_mean[channel], p.save_invstd[channel], p.gamma ? p.gamma[channel] : static_cast<G>(1.0f)};
   }
 
   struct Sums {
@@ -676,10 +690,12 @@ struct BackwardSteps {
     return all;
   }
   template <int size>
-  __device__ Partial merged(const Partial (&own)[size]) const {
-    Partial all = own[0];
+  __device__ Partial merged(const Partial (&own)[size], int count) const {
+    Partial all = {0.0f, 0.0f};
 #pragma unroll
-    for (int k = 1; k < size; ++k) all = {all.dy + own[k].dy, all.dy_xhat + own[k].dy_xhat};
+    for (int k = 0; k < size; ++k) {
+      if (k < count) all = {all.dy + own[k].dy, all.dy_xhat + own[k].dy_xhat};
+    }
     return all;
   }
   __device__ bool overflowed(const Partial& partial) const {
@@ -701,12 +717,12 @@ struct BackwardSteps {
   struct alignas(16) Channel {
     float mean, slope, dy_mean, factor;
   };
-  __device__ Channel finish(const Shared& all, int channel, bool writes) const {
-    if (writes && p.dgamma) p.dgamma[channel] = static_cast<G>(all.dy_xhat);
-    if (writes && p.dbeta) p.dbeta[channel] = static_cast<G>(all.dy);
-    const float invstd = p.save_invstd[channel];
-    const float gamma = p.gamma ? to_float(p.gamma[channel]) : 1.0f;
-    return {p.save_mean[channel], all.dy_xhat / count * invstd, all.dy / count, gamma * invstd};
+  __device__ Channel finish(const Shared& all, const Given& given) const {
+    return {given.mean, all.dy_xhat / count * given.invstd, all.dy / count, to_float(given.gamma) * given.invstd};
+  }
+  __device__ void write(const Shared& all, int channel) const {
+    if (p.dgamma) p.dgamma[channel] = static_cast<G>(all.dy_xhat);
+    if (p.dbeta) p.dbeta[channel] = static_cast<G>(all.dy);
   }
   __device__ float result(float dy, float x, const Channel& c) const {
     return c.factor * fmaf(c.mean - x, c.slope, dy - c.dy_mean);
@@ -721,14 +737,15 @@ template <class Ring, class Steps, int size>
 __device__ inline int read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk& walk,
                                     const int (&channels)[size], float scale, typename Steps::Sums (&sums)[size]) {
   constexpr int batch = Ring::batch;
-  int asked = 0;  // vectors
+  const int passing = part.count - Ring::batches * batch;  // vectors: the ring keeps those after them
+  int asked = 0;                                           // vectors
   const auto fetch = [&](int of_batch) {
 #pragma unroll
     for (int i = 0; i < batch; ++i, ++asked) {
       if (asked >= part.count) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
-        ring.fetch(of_batch, i, input, steps.input(input) + walk.place);
+        ring.fetch(of_batch, i, input, steps.input(input) + walk.place, asked >= passing);
       }
       walk.forward();
     }
@@ -795,7 +812,7 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
       for (int i = batch - 1; i >= 0; --i) {
 #pragma unroll
         for (int input = 0; input < Steps::inputs; ++input) {
-          ring.fetch(b, i, input, steps.input(input) + fetching.place);
+          ring.fetch(b, i, input, steps.input(input) + fetching.place, true);
         }
         fetching.back();
       }
@@ -807,32 +824,60 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
 // [/snippet]
 
 // [snippet: merge_block]
-// What the block has found of one channel, from its threads' `partials`: those of thread t and element k at
-// [k * (threads + 1) + t], so that neighbouring channels are in different banks. Where a thread's vectors are of one
-// channel, it has already added up its elements, and only k = 0 is there. All lanes of a warp call this.
-template <int threads, class Steps, int size>
+// Leaves a thread's partials for its block: partial k of thread t at [k * (threads + 1) + t], so that neighbouring
+// channels are in different banks. Where a vector has one or two channels, it has them added up first.
+template <int threads, bool images, class Steps, int size>
+__device__ inline void keep_partials(const Steps& steps, int kept, const int (&channels)[size],
+                                     const typename Steps::Partial (&mine)[size], typename Steps::Partial* partials) {
+  typename Steps::Partial* const of_thread = partials + threadIdx.x;
+  if (!images || kept == size) {
+#pragma unroll
+    for (int k = 0; k < size; ++k) of_thread[k * (threads + 1)] = mine[k];
+    return;
+  }
+  int of_first = 0;  // elements of the vector's first channel
+  typename Steps::Partial reversed[size];
+#pragma unroll
+  for (int k = 0; k < size; ++k) {
+    of_first += channels[k] == channels[0];
+    reversed[k] = mine[size - 1 - k];
+  }
+  of_thread[0] = steps.merged(mine, of_first);
+  if (kept == 2) of_thread[threads + 1] = steps.merged(reversed, size - of_first);
+}
+
+// What the block has found of one channel, from what its threads have left. All lanes of a warp call this.
+template <int threads, bool images, class Steps, int size>
 __device__ inline typename Steps::Partial merge_block(const Steps& steps, const Tiling& tiling, const Part<size>& part,
-                                                      const typename Steps::Partial* partials, bool one_channel,
-                                                      const Team& team, int channel, float scale) {
-  const int run = one_channel ? part.run / size : part.run;
-  const int first = run == 1 ? channel : channel * run;  // of the channel's columns of partials
-  const int apart = run == 1 ? part.channels : 1;
-  const auto get = [&](int i) {
-    if (i >= tiling.parts) {
-      const int64_t place = part.first_over + int64_t{i - tiling.parts} * part.channels + channel;
-      return steps.partial_of_element(place, part.first_channel + channel, scale);
-    }
+                                                      const typename Steps::Partial* partials, const Team& team,
+                                                      int channel, float scale) {
+  using Partial = typename Steps::Partial;
+  const int run = images ? part.run : 1;
+  const int apart = images ? 1 : part.channels;  // on a line, from one of the channel's partials to the next
+  const bool whole_vectors = images && tiling.kept < size;
+  const int first = whole_vectors ? channel * run / size : channel * run;
+  const auto get = [&](int i) -> Partial {
     const int line = tiling.parts_of_line == 1 ? i : i / tiling.parts_of_line;
     const int column = first + (i - line * tiling.parts_of_line) * apart;
-    const int thread = line * tiling.columns + (one_channel ? column : column / size);
-    return partials[(one_channel ? 0 : column % size) * (threads + 1) + thread];
+    if (!whole_vectors) return partials[column % size * (threads + 1) + line * tiling.columns + column / size];
+    if (column * size >= (channel + 1) * run) return {};  // some channels reach into one vector fewer
+    const int k = column * size < channel * run ? 1 : 0;
+    return partials[k * (threads + 1) + line * tiling.columns + column];
   };
-  return steps.merged(team, tiling.parts + part.rows_over, get);
+  const Partial all = steps.merged(team, tiling.parts, get);
+  if (images || part.rows_over == 0) return all;
+  const int before = tiling.parts > 0 ? 1 : 0;
+  return steps.merged(team, before + part.rows_over, [&](int i) {
+    if (i < before) return all;
+    const int64_t place = part.first_over + int64_t{i - before} * part.channels + channel;
+    return steps.partial_of_element(place, part.first_channel + channel, scale);
+  });
 }
 // [/snippet]
 
 // [snippet: kernel]
-template <class Steps, int size, class Config, class Ring>
+// `images`: neighbouring elements are of one channel.
+template <class Steps, int size, bool images, class Config, class Ring>
 __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, int tile, const Ring& ring,
                                       unsigned char* exchange) {
   using Partial = typename Steps::Partial;
@@ -841,7 +886,6 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   const int thread = static_cast<int>(threadIdx.x);
   const int split = static_cast<int>(blockIdx.y);
   const Part<size> part(tiling, tile, split);
-  const bool one_channel = part.run % size == 0;
   int my_channels[size];
   part.find_channels(my_channels);
 
@@ -852,7 +896,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   const int of_team = thread / lanes * teams + (lane & (teams - 1));
   const int channel = of_team < part.channels ? of_team : 0;
   const bool writes = of_team < part.channels && team.lane == 0;
-  steps.prefetch_channel(part.first_channel + channel);
+  const typename Steps::Given given = steps.given(part.first_channel + channel);
 
   // Once, and once more for the channels that have overflowed.
   Walk walk(tiling, part);
@@ -869,14 +913,9 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     for (int k = 0; k < size; ++k) {
       mine[k] = steps.partial(sums[k], part.count, part.first_channel + my_channels[k], scale);
     }
-    if (one_channel) mine[0] = steps.merged(mine);
-#pragma unroll
-    for (int k = 0; k < size; ++k) {
-      if (k == 0 || !one_channel) partials[k * (Config::threads + 1) + thread] = mine[k];
-    }
+    keep_partials<Config::threads, images>(steps, tiling.kept, my_channels, mine, partials);
     __syncthreads();
-    const Partial merged =
-        merge_block<Config::threads>(steps, tiling, part, partials, one_channel, team, channel, scale);
+    const Partial merged = merge_block<Config::threads, images>(steps, tiling, part, partials, team, channel, scale);
     if (scale == 1.0f || steps.overflowed(found)) found = steps.share(merged, scale);
     if (!__syncthreads_or(steps.overflowed(merged)) || scale != 1.0f) break;
   }
@@ -890,7 +929,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
   }
   Channel* const channels = reinterpret_cast<Channel*>(exchange);
-  const Channel done = steps.finish(found, part.first_channel + channel, writes && split == 0);
+  const Channel done = steps.finish(found, given);
   if (writes) channels[channel] = done;
   __syncthreads();
 
@@ -906,16 +945,17 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
       steps.output()[place] = static_cast<typename Steps::T>(result);
     }
   }
+  if (writes && split == 0) steps.write(found, part.first_channel + channel);  // nobody waits for this
 }
 
-template <class Steps, int size, class Config>
+template <class Steps, int size, bool images, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
-  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x,
-                     max(tiling.each, tiling.each_of_last) < Ring::batches * Ring::batch};
+  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, tiling.says_last};
   for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
-    normalize_tile<Steps, size, Config>(steps, tiling, tile, ring, memory + Ring::bytes_of_thread * Config::threads);
+    normalize_tile<Steps, size, images, Config>(steps, tiling, tile, ring,
+                                                memory + Ring::bytes_of_thread * Config::threads);
     __syncthreads();  // all have read what the next tile overwrites
   }
 }
@@ -952,8 +992,10 @@ inline void place_threads(Tiling& t, int size, int threads) {
   };
   share_out(t.lines_of_split, t.each, t.more);
   share_out(lines_of_last, t.each_of_last, t.more_of_last);
-  const bool one_channel = t.run % size == 0;
-  t.parts_of_line = t.columns * (one_channel ? 1 : size) / t.tile_channels;
+  t.kept = t.run % size == 0 ? 1 : t.run > size ? 2 : size;
+  t.parts_of_line = t.kept == size ? t.columns * size / t.tile_channels
+                    : t.kept == 1  ? t.columns / t.tile_channels
+                                   : (t.run - 1 + size - std::gcd(t.run, size)) / size + 1;
   const int64_t lines = t.splits > 1 ? t.lines_of_split : lines_of_last;
   t.parts = t.parts_of_line * static_cast<int>(std::min<int64_t>(t.lines_at_once, lines));
   t.team_bits = 0;
@@ -1043,13 +1085,13 @@ struct Config {
 using LargeConfig = Config<512, 10, 2>;
 using SmallConfig = Config<256, 4, 1>;
 
-template <int size, class Config, class Steps>
+template <int size, bool images, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   const size_t exchanged = std::max(size * sizeof(typename Steps::Partial) * (Config::threads + 1),
                                     sizeof(typename Steps::Channel) * Config::threads);
   const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
-  const auto kernel = normalize_channels<Steps, size, Config>;
+  const auto kernel = normalize_channels<Steps, size, images, Config>;
   int resident = 0;
   check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),
@@ -1058,8 +1100,11 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
              "asking how many blocks fit");
   constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
   const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
-  const Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
+  Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
+  // As measured: of tensors that are a few times the cache, more is then hit; of larger ones, less.
+  const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
+  tiling.says_last = bytes_read <= 5 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
   const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
   launch(kernel,
          {.grid = grid,
@@ -1076,10 +1121,19 @@ inline bool is_aligned(std::initializer_list<const void*> pointers) {
                      [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
 }
 
+template <bool images, class Config, class Steps>
+void normalize_as(const Steps& steps, bool aligned, cudaStream_t stream) {
+  if (aligned && launch_tiles<vector_size<typename Steps::T>, images, Config>(steps, stream)) return;
+  launch_tiles<1, images, Config>(steps, stream);
+}
+
 template <class Config, class Steps>
 void normalize_with(const Steps& steps, bool aligned, cudaStream_t stream) {
-  if (aligned && launch_tiles<vector_size<typename Steps::T>, Config>(steps, stream)) return;
-  launch_tiles<1, Config>(steps, stream);
+  if (run_of(shape_of(steps.p)) > 1) {
+    normalize_as<true, Config>(steps, aligned, stream);
+  } else {
+    normalize_as<false, Config>(steps, aligned, stream);
+  }
 }
 
 template <class Steps>
@@ -1160,12 +1214,13 @@ struct InferenceSteps {
 };
 
 // A tensor as vectors one after the other. Those of a thread are whole lines apart, so that they have the same
-// channels.
+// channels: `apart` threads side by side have as many stretches of `apart` vectors as each of them has vectors.
 struct Flat {
   int64_t vectors;
   int over;         // elements after the last whole vector
   int64_t line;     // vectors after which the channels repeat
-  int64_t threads;  // whole lines
+  int64_t apart;    // whole lines
+  int64_t threads;  // whole stretches
   int channels;
   int run;        // neighbouring elements of one channel
   bool in_a_row;  // a vector's elements have channels that follow each other
@@ -1199,11 +1254,15 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
   using T = typename Steps::T;
   using Bits = Vector<T, size>;
   const int64_t thread = int64_t{blockIdx.x} * threads_of_apply + threadIdx.x;
+  constexpr int64_t most = 0xffffffff;
   if (thread < flat.threads) {
+    const int64_t group =
+        flat.threads <= most ? static_cast<uint32_t>(thread) / static_cast<uint32_t>(flat.apart) : thread / flat.apart;
+    const int64_t place = thread + group * (vectors - 1) * flat.apart;  // of the first vector
     Bits held[vectors][Steps::inputs];
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      const int64_t vector = thread + i * flat.threads;
+      const int64_t vector = place + i * flat.apart;
       if (vector >= flat.vectors) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
@@ -1211,7 +1270,6 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       }
     }
     int channels[size];
-    constexpr int64_t most = 0xffffffff;
     if (flat.threads <= most && flat.line * size <= most) {
       channels_of<uint32_t>(flat, thread, channels);
     } else {
@@ -1221,7 +1279,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
     steps.read_channels(channels, flat.in_a_row, known);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      const int64_t vector = thread + i * flat.threads;
+      const int64_t vector = place + i * flat.apart;
       if (vector >= flat.vectors) continue;
       float first[size], second[size], results[size];
       unpack(held[i][0], first);
@@ -1244,10 +1302,13 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
 // [/snippet]
 
 // [snippet: launch_apply]
+// A thread's vectors are as far apart as the tensor allows, or at least `near` vectors, where that is not 0.
 template <int size, int vectors, class Steps>
-void launch_apply(const Steps& steps, Flat flat, cudaStream_t stream) {
-  const int64_t lines = (flat.vectors + flat.line - 1) / flat.line;
-  flat.threads = (lines + vectors - 1) / vectors * flat.line;
+void launch_apply(const Steps& steps, Flat flat, int64_t near, cudaStream_t stream) {
+  const int64_t lines = std::max<int64_t>(1, (flat.vectors + flat.line - 1) / flat.line);
+  const int64_t lines_apart = near > 0 ? (near + flat.line - 1) / flat.line : (lines + vectors - 1) / vectors;
+  flat.apart = lines_apart * flat.line;
+  flat.threads = (lines + lines_apart * vectors - 1) / (lines_apart * vectors) * flat.apart;
   const int64_t blocks = std::max<int64_t>(1, (flat.threads + threads_of_apply - 1) / threads_of_apply);
   launch(apply_channels<Steps, size, vectors>,
          {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .stream = stream}, steps, flat);
@@ -1266,16 +1327,21 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   flat.line = repeats / std::gcd<int64_t>(repeats, size);
   flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
 
-  // The more elements a vector has, the more there is to know of its channels, and the more vectors should share it.
-  // Where all threads that the GPU has room for hold the tensor at once, few threads with many vectors do best.
+  // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
+  // share it. Many vectors far apart do best where the threads that the GPU has room for hold the tensor at once, and
+  // near each other where it is a few times larger; few vectors far apart, where it is larger still.
   constexpr int many = 8 / Steps::inputs;
-  constexpr int few = (size == 1 ? 8 : size / 2) / Steps::inputs;
+  constexpr int few = 2 / Steps::inputs;
+  constexpr int64_t near = 4 * threads_of_apply;
   const int64_t room = int64_t{device_attribute(cudaDevAttrMultiProcessorCount)} *
                        device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
-  if (flat.vectors * Steps::inputs <= 8 * room) {
-    launch_apply<size, many>(steps, flat, stream);
+  const int64_t held = flat.vectors * Steps::inputs;
+  if (size == 1 || held <= 8 * room) {
+    launch_apply<size, many>(steps, flat, 0, stream);
+  } else if (size > 4 || held <= 32 * room) {
+    launch_apply<size, many>(steps, flat, near, stream);
   } else {
-    launch_apply<size, few>(steps, flat, stream);
+    launch_apply<size, few>(steps, flat, 0, stream);
   }
 }
 

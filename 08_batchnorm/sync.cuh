@@ -12,10 +12,7 @@ struct FindingSteps : Steps {
   typename Steps::Shared* found;  // [channels]
 
   __host__ __device__ typename Steps::T* output() const { return nullptr; }
-  __device__ typename Steps::Channel finish(const typename Steps::Shared& all, int channel, bool writes) const {
-    if (writes) found[channel] = all;
-    return {};
-  }
+  __device__ void write(const typename Steps::Shared& all, int channel) const { found[channel] = all; }
 };
 
 // The final kernel's second half, with what is known of each channel.
@@ -43,8 +40,10 @@ __global__ void merge_ranks(Steps steps, const typename Steps::Shared* found, in
   // Ranks may have few values or many. Merged once more near the mean of all, none counts more than its values do.
   typename Steps::Shared all = steps.combined(team, ranks, of_rank(some), of_rank);
   all = steps.combined(team, ranks, all, of_rank);
-  const typename Steps::Channel done = steps.finish(all, channel, team.lane == 0);
-  if (team.lane == 0) result[channel] = done;
+  if (team.lane == 0) {
+    result[channel] = steps.finish(all, steps.given(channel));
+    steps.write(all, channel);
+  }
 }
 // [/snippet]
 
