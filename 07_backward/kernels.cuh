@@ -157,18 +157,19 @@ struct PartialRows {
 };
 
 // A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
-// order, hangs on the shape alone. Few columns make few tiles: narrow ones then, of one sector to a row.
+// order, hangs on the shape alone. Few columns make few tiles: narrow ones then, of one sector to a row. It adds up in
+// fp64: there is little to add, and the sums that come here have been rounded once already.
 template <class G, int width, int rows>
 __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
   constexpr int warps = width * rows / lanes;
-  __shared__ float sums[rows][width + 1];  // one float more to a row, so that a column lies in many banks
+  __shared__ double sums[rows][width + 1];  // one more to a row, so that a column lies in many banks
   wait_for_previous_kernel();
   G* out = blockIdx.y == 0 ? dgamma : dbeta;
   if (!out) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t first = int64_t{blockIdx.x} * width;
   const int64_t col = first + thread % width;
-  float sum = 0.0f;
+  double sum = 0.0;
   if (col < partial.cols) {
     const float* column = partial.first + blockIdx.y * partial.cols + col;
 #pragma unroll 8
@@ -177,10 +178,10 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
   sums[thread / width][thread % width] = sum;
   __syncthreads();
   for (int own = thread / lanes; own < width; own += warps) {
-    float part = 0.0f;
+    double part = 0.0;
     for (int row = thread % lanes; row < rows; row += lanes) part += sums[row][own];
-    part = warp_sum(part);
-    if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(part);
+    for (int distance = lanes / 2; distance > 0; distance /= 2) part += __shfl_xor_sync(all_lanes, part, distance);
+    if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(static_cast<float>(part));
   }
 }
 
@@ -336,61 +337,22 @@ struct Share {
   int turns;
 };
 
-__device__ inline int64_t least(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
-// For the compiler, another number from here on.
-__device__ inline void forget(int& number) {
-#ifdef __CUDA_ARCH__
-  asm volatile("" : "+r"(number));
-#else
-  static_cast<void>(number);
-#endif
-}
-
-// Who takes which rows.
+// Who takes which rows: `teams` teams take turns, so that the rows that are worked on at the same time are neighbours.
 //
 // A thread reads 16-byte vectors on 16-byte boundaries. Where rows are no whole vectors, the columns that such a vector
-// holds change from row to row; but every `period`-th row starts equally far past a boundary. So the rows are put in
-// an order, first the rows 0, period, 2 period, ..., then 1, period + 1, ..., and each team takes its part of that
-// order. All but a few teams then have rows of one kind, and keep their columns. The few begin anew, with another
-// partial row.
+// holds change from row to row; but every `period`-th row starts equally far past a boundary. There `teams` is a
+// multiple of the period: a team's rows are all of one kind, and its threads keep their columns.
 template <Layout layout>
 struct Split {
   int64_t rows;
-  int period;
-  int64_t step;        // from a team's row to its next
+  int64_t step;        // from a team's row to its next: how many teams there are
   int64_t advance[3];  // and the elements from the one to the other in x, dy and dh
   int64_t advance_dx;
   float inverse_cols;
 
-  // Calls work(share, partial_row) for each kind of row that the team has.
-  template <class Work>
-  __device__ void for_each_share(int64_t team, int64_t teams, Work work) const {
-    if constexpr (layout != Layout::alike) {
-      const int count = static_cast<int>((rows - team + teams - 1) / teams);
-      work(Share{team, count, count}, static_cast<int>(team));
-    } else {
-      int number = static_cast<int>(team);
-      for (int kind = kind_at(team * rows / teams); kind <= kind_at((number + 1) * rows / teams); ++kind) {
-        const int64_t begin = number * rows / teams;
-        const int64_t end = (number + 1) * rows / teams;
-        const int64_t from = begin < begin_of(kind) ? begin_of(kind) : begin;
-        const int count =
-            static_cast<int>(least(end, begin_of(kind + 1)) - from);  // the last kind may have no row here
-        work(Share{kind + (from - begin_of(kind)) * period, count, count}, number + kind);
-        forget(number);  // what was found from it: it is found again, rather than kept in registers all the time
-      }
-    }
-  }
-
- private:
-  __device__ int64_t begin_of(int kind) const { return kind * (rows / period) + least(kind, rows % period); }
-  __device__ int kind_at(int64_t position) const {
-    int kind = period - 1;
-    while (begin_of(kind) > position) --kind;
-    return kind;
+  __device__ Share share_of(int64_t team) const {
+    const int count = team < rows ? static_cast<int>((rows - team + step - 1) / step) : 0;
+    return {team, count, count};
   }
 };
 // [/snippet]
@@ -415,9 +377,15 @@ struct Columns {
   int moved;    // elements of the row's end that are in the first vector
   int tail;     // where the row's last vector begins, if it is not whole: else the row's length
   int last;     // elements of it
-  int thread;   // of the team's threads in this block
+  int thread;   // of the team's threads in this block, counted from the one that has the first unit
   int threads;
+  int turned;  // that thread, as the block counts its threads
 
+  // Of the team's threads in this block, as the block counts them.
+  __device__ int own_number() const { return number_of(thread); }
+  __device__ int number_of(int other) const {
+    return other + turned < threads ? other + turned : other + turned - threads;
+  }
   __device__ int column(int i) const { return begin + (thread + i * threads) * unit; }
   __device__ bool has(int i) const { return column(i) < end; }
   // The column of element k of the unit that begins at column `first`; -1 where it is not the row's.
@@ -428,8 +396,12 @@ struct Columns {
   __device__ int column(int i, int k) const { return column_of_element(column(i), k); }
 };
 
-// Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`.
-template <Layout layout, class Pass>
+inline constexpr int sector_bytes = 32;  // what the second-level cache hands out at once
+
+// Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`. With
+// `sectors` two neighbouring vectors that lie in one sector belong to an even lane and the next: where a row starts in
+// the middle of a sector, the first vector is the second thread's, and the first thread has the last.
+template <Layout layout, bool sectors, class Pass>
 __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass, int64_t row, int thread, int threads,
                                                                int piece = 0, int pieces = 1) {
   using T = typename Pass::T;
@@ -438,18 +410,24 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   int past_boundary = 0;
   int moved = 0;
   int last = 0;  // elements of the last vector, where it is not whole
+  int turned = 0;
   if constexpr (layout == Layout::alike) {
     const auto address = reinterpret_cast<uintptr_t>(pass.p.x + row * pass.p.x_stride);
     past_boundary = static_cast<int>(address % 16 / sizeof(T));
     last = (past_boundary + cols) % unit;
     if (last <= past_boundary) moved = last;
+    if (sectors && address % sector_bytes >= 16) {
+      turned = 1;
+      thread = thread == 0 ? threads - 1 : thread - 1;
+    }
   }
   const int row_end = cols - moved;
   const int row_units = (past_boundary + row_end + unit - 1) / unit;
-  const int piece_units = (row_units + pieces - 1) / pieces;
+  int piece_units = (row_units + pieces - 1) / pieces;
+  if (sectors) piece_units += piece_units % 2;
   const int begin = piece * piece_units * unit - past_boundary;
   const int end = begin + piece_units * unit;
-  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, last, thread, threads};
+  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, last, thread, threads, turned};
 }
 // [/snippet]
 
@@ -546,12 +524,13 @@ struct Ring {
   // the neighbour's elements in the first.
   __device__ void prepare(int slot, bool has_row) const {
     if constexpr (has_edges) {
-      if (columns.begin >= 0 || columns.thread >= lanes) return;
+      const int number = columns.own_number();
+      if (columns.begin >= 0 || number >= lanes) return;
       __syncwarp();
-      if (has_row && columns.thread < -columns.begin) {
+      if (has_row && number < -columns.begin) {
 #pragma unroll
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-          first_vector(slot, tensor)[columns.thread] = moved(slot, tensor)[columns.thread];
+          first_vector(slot, tensor)[number] = moved(slot, tensor)[number];
         }
       }
       __syncwarp();
@@ -577,7 +556,7 @@ struct Ring {
       if (!edge_in_warp) return;
       __syncwarp();
       if (has_row && writes_edge) {
-        dx[edge_offset] = reinterpret_cast<const T*>(edges_of_dx())[columns.thread % lanes];
+        dx[edge_offset] = reinterpret_cast<const T*>(edges_of_dx())[columns.own_number() % lanes];
       }
     }
   }
@@ -643,8 +622,8 @@ struct Ring {
 
   // A lane for each element of the first vector, then one for each of the last.
   __device__ void find_edges() {
-    const int warp = columns.thread / lanes;
-    const int lane = columns.thread % lanes;
+    const int warp = columns.own_number() / lanes;
+    const int lane = columns.own_number() % lanes;
     if (columns.begin < 0 && warp == 0) {
       edge_in_warp = true;
       if (lane < elements) find_edge_element(columns.begin, lane);
@@ -652,7 +631,7 @@ struct Ring {
     if (columns.tail < columns.begin || columns.tail >= columns.end) return;
     const int unit = (columns.tail - columns.begin) / elements;
     if (unit % columns.threads == columns.thread) --units_copied;
-    if (unit % columns.threads / lanes == warp) {
+    if (columns.number_of(unit % columns.threads) / lanes == warp) {
       edge_in_warp = true;
       if (lane / elements == 1) find_edge_element(columns.tail, lane - elements);
     }
@@ -786,11 +765,22 @@ __device__ inline float sum_of_lanes(const RowSums& s) {
 template <int least>
 inline constexpr int power_of_2_from = static_cast<int>(std::bit_ceil(static_cast<unsigned>(least)));
 
+// What blocks send each other has 16 bytes.
+__device__ inline float4 message_of(const RowSums& s) {
+  return {s.wdy, s.wdy_xhat, 0.0f, 0.0f};
+}
+__device__ inline RowSums sums_in(const float4& message) {
+  return {message.x, message.y};
+}
+__device__ inline RowSums sums_in(const RowSums& s) {
+  return s;
+}
+
 // The sums of up to `parts` threads, warps or blocks, a power of 2, in every thread.
-template <int parts>
-__device__ inline RowSums sum_of_parts(const RowSums* sums, unsigned count) {
+template <int parts, class Sums>
+__device__ inline RowSums sum_of_parts(const Sums* sums, unsigned count) {
   const unsigned part = threadIdx.x % parts;
-  const RowSums s = part < count ? sums[part] : RowSums{0.0f, 0.0f};
+  const RowSums s = part < count ? sums_in(sums[part]) : RowSums{0.0f, 0.0f};
   return {warp_sum<parts>(s.wdy), warp_sum<parts>(s.wdy_xhat)};
 }
 
@@ -818,13 +808,13 @@ struct BlockTeam {
 
 inline constexpr int most_blocks_of_cluster = 16;
 
-// The blocks write their sums into each other's shared memory, arrive at the cluster's barrier, and go on: they wait
-// there only when they need the sums.
-template <int warps>
+// The blocks send each other their sums, and go on: they wait only when they need those of all.
+template <int warps, class Exchange>
 struct ClusterTeam {
   Cluster cluster;
-  RowSums* of_warps;   // [warps]
-  RowSums* of_blocks;  // [2][most_blocks_of_cluster]
+  Exchange exchange;
+  RowSums* of_warps;  // [warps]
+  float4* of_blocks;  // [2][most_blocks_of_cluster]
   int half = 0;
 
   __device__ void sync() const { __syncthreads(); }
@@ -834,20 +824,24 @@ struct ClusterTeam {
     if (threadIdx.x < lanes) {
       const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
       if (threadIdx.x < cluster.num_blocks()) {
-        RowSums* there = cluster.map_shared_rank(of_blocks, threadIdx.x);
-        there[half * most_blocks_of_cluster + cluster.block_rank()] = sums;
+        exchange.send(threadIdx.x, of_blocks + half * most_blocks_of_cluster + cluster.block_rank(), message_of(sums));
       }
     }
-    cluster.barrier_arrive();
+    exchange.all_sent();
   }
   __device__ RowSums get() {
-    cluster.barrier_wait();
+    exchange.wait();
     const RowSums sums =
         sum_of_parts<most_blocks_of_cluster>(of_blocks + half * most_blocks_of_cluster, cluster.num_blocks());
     half ^= 1;
     return sums;
   }
 };
+
+// Mail needs no fence. Rows that lie alike gain by that; but those of whole vectors are faster with the barrier, though
+// it waits for all stores.
+template <Layout layout>
+using ExchangeOf = std::conditional_t<layout == Layout::alike, ClusterMail, ClusterBarrier>;
 // [/snippet]
 
 // [snippet: column_sums]
@@ -862,6 +856,18 @@ struct ColumnSums {
   __device__ void add(int i, int k, float dy, float xhat) {
     dgamma[i][k] = fmaf(dy, xhat, dgamma[i][k]);
     if constexpr (Pass::centered) dbeta[i][k] += dy;
+  }
+  // Takes what another has added up, which begins anew.
+  __device__ void take(ColumnSums& other) {
+#pragma unroll
+    for (int i = 0; i < units; ++i) {
+#pragma unroll
+      for (int k = 0; k < each; ++k) {
+        dgamma[i][k] += other.dgamma[i][k];
+        if constexpr (Pass::centered) dbeta[i][k] += other.dbeta[i][k];
+      }
+    }
+    other = {};
   }
   // The sums of lanes `distance` apart, in both of them.
   __device__ void add_lane(int distance) {
@@ -1045,6 +1051,11 @@ __device__ inline Gradient gradient_with(const RowStatistics& s, const RowSums& 
 // A share of rows by one team. The row after this one is added up before this one's sums are asked for, so that the
 // team's threads have work while they wait for each other. A team that has run out of rows keeps the others of its warp
 // company.
+//
+// The error of a sum grows with the root of how many terms are added one after the other. Where a thread has registers
+// for that, it adds up `rows_of_sum` rows at a time, and then those sums. That is where elements have 32 bits: those of
+// 16 are themselves rounded so much that it would not be seen.
+inline constexpr int rows_of_sum = 8;
 template <class Pass, Layout layout, int units, int stages, class Team>
 __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout, units, stages> ring,
                                  ColumnSums<Pass, layout, units>& column_sums) {
@@ -1052,6 +1063,9 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
   // earlier, and their place is given away a barrier later.
   constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
   static_assert(stages >= (reads_own ? 3 : 4));
+  constexpr bool in_steps = units * ColumnSums<Pass, layout, units>::each <= 8;
+  ColumnSums<Pass, layout, units> of_step;
+  ColumnSums<Pass, layout, units>& growing = in_steps ? of_step : column_sums;
   const Share share = ring.share;
   const auto statistics = [&](int turn) {
     const int64_t row = share.first + turn * ring.split.step;
@@ -1064,7 +1078,7 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
   RowStatistics next = statistics(1);
   __pipeline_wait_prior(reads_own ? stages - 1 : stages - 3);
   if constexpr (!reads_own) team.sync();
-  team.put(add_row(ring, 0, 0, now, weights, column_sums));
+  team.put(add_row(ring, 0, 0, now, weights, growing));
 
   typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride + ring.first_column();
   int slot = 0;
@@ -1072,7 +1086,7 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
     const int next_slot = slot == stages - 1 ? 0 : slot + 1;
     const RowStatistics after_next = statistics(turn + 2);
     if constexpr (reads_own) __pipeline_wait_prior(stages - 2);  // the next row is here
-    const RowSums next_share = add_row(ring, next_slot, turn + 1, next, weights, column_sums);
+    const RowSums next_share = add_row(ring, next_slot, turn + 1, next, weights, growing);
     if constexpr (!reads_own) __pipeline_wait_prior(stages - 4);  // the row after the next is here
     const RowSums sums = team.get();
     team.put(next_share);
@@ -1081,7 +1095,9 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
     slot = next_slot;
     now = next;
     next = after_next;
+    if (in_steps && turn % rows_of_sum == rows_of_sum - 1) column_sums.take(of_step);
   }
+  if constexpr (in_steps) column_sums.take(of_step);
   team.get();  // the last put(), of a row that does not exist
   __pipeline_wait_prior(0);
 }
@@ -1111,7 +1127,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const int64_t first_of_warp = int64_t{blockIdx.x} * teams + warp * (in_order ? lanes / width : 1);
   const int64_t first = first_of_warp + team_in_warp * (in_order ? 1 : warps);
   const Share share = {first, rows_from(first), rows_from(first_of_warp)};
-  const auto columns = columns_of<layout>(pass, first, thread % width, width);
+  const auto columns = columns_of<layout, false>(pass, first, thread % width, width);
 
   wait_for_previous_kernel();
   ColumnSums<Pass, layout, units> sums;
@@ -1130,9 +1146,9 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   }
   __syncthreads();
   for (int i = thread; i < (Pass::centered ? 2 : 1) * cols; i += threads) {
-    float sum = 0.0f;
+    double sum = 0.0;
     for (int each = 0; each < warps; ++each) sum += of_warps[each * 2 * cols + i];
-    partial.dgamma(blockIdx.x)[i] = sum;
+    partial.dgamma(blockIdx.x)[i] = static_cast<float>(sum);
   }
 }
 
@@ -1143,15 +1159,13 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   __shared__ RowSums scratch[2 * most_warps];
   BlockTeam<most_warps> team{scratch};
   wait_for_previous_kernel();
-  split.for_each_share(blockIdx.x, gridDim.x, [&](const Share& share, int partial_row) {
-    const int block_threads = units > 2 ? threads : static_cast<int>(blockDim.x);
-    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
-    ColumnSums<Pass, layout, units> sums;
-    walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()),
-              sums);
-    let_next_kernel_start();
-    if (partial.first) sums.write(partial.dgamma(partial_row), partial.dbeta(partial_row), columns);
-  });
+  const Share share = split.share_of(blockIdx.x);
+  const int block_threads = units > 2 ? threads : static_cast<int>(blockDim.x);
+  const auto columns = columns_of<layout, false>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
+  ColumnSums<Pass, layout, units> sums;
+  walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
+  let_next_kernel_start();
+  if (partial.first) sums.write(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
 }
 
 // Each block of a cluster has one piece of its rows.
@@ -1160,21 +1174,21 @@ __global__ void __launch_bounds__(threads, 1)
     backward_cluster_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int warps = threads / lanes;
   __shared__ RowSums of_warps[warps];
-  __shared__ RowSums of_blocks[2 * most_blocks_of_cluster];
+  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
+  __shared__ uint64_t arrivals[2];
   const Cluster cluster = this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks());
-  ClusterTeam<warps> team{cluster, of_warps, of_blocks};
+  ClusterTeam<warps, ExchangeOf<layout>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
   wait_for_previous_kernel();
-  cluster.sync();  // all blocks have started, and have shared memory to write into
-  split.for_each_share(blockIdx.x / blocks, gridDim.x / blocks, [&](const Share& share, int partial_row) {
-    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
-                                            static_cast<int>(cluster.block_rank()), blocks);
-    ColumnSums<Pass, layout, units> sums;
-    walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()),
-              sums);
-    let_next_kernel_start();
-    if (partial.first) sums.write(partial.dgamma(partial_row), partial.dbeta(partial_row), columns);
-  });
+  team.exchange.open();
+  const int number = static_cast<int>(blockIdx.x) / blocks;
+  const Share share = split.share_of(number);
+  const auto columns = columns_of<layout, layout == Layout::alike>(
+      pass, share.first, static_cast<int>(threadIdx.x), threads, static_cast<int>(cluster.block_rank()), blocks);
+  ColumnSums<Pass, layout, units> sums;
+  walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
+  let_next_kernel_start();
+  if (partial.first) sums.write(partial.dgamma(number), partial.dbeta(number), columns);
 }
 // [/snippet]
 
@@ -1263,7 +1277,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   using T = typename Pass::T;
   const auto& p = pass.p;
   const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width};
+  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width, 0};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
@@ -1348,29 +1362,32 @@ PartialRows partial_rows_of(const Pass& pass, int64_t count) {
 }
 
 // As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
-// them if that leaves none of the multiprocessors without: each team's partial row has to be read again. `more` partial
-// rows come on top.
-inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
+// them if that leaves none of the multiprocessors without: each team's partial row has to be read again.
+inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols) {
   const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
-  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols)}));
 }
 
-// How many rows on a row starts equally far past a boundary again.
+// How many rows on a row starts equally far past a boundary of `bytes` again.
 template <Layout layout, class Pass>
-int period_of(const Pass& pass) {
-  constexpr int64_t elements = vector_size<typename Pass::T>;
+int period_of(const Pass& pass, int64_t bytes) {
+  const int64_t elements = bytes / static_cast<int64_t>(sizeof(typename Pass::T));
   return layout == Layout::alike ? static_cast<int>(elements / std::gcd(elements, pass.p.x_stride)) : 1;
 }
 
+// `teams`, or as many less as make them a multiple of the period; but one to each kind of row.
+inline int64_t teams_of_kinds(int64_t teams, int64_t period, int64_t rows) {
+  return teams < period ? std::min(period, rows) : teams / period * period;
+}
+
 template <Layout layout, class Pass>
-Split<layout> split_of(const Pass& pass, int64_t step, int period = 1) {
+Split<layout> split_of(const Pass& pass, int64_t teams) {
   const auto& p = pass.p;
   return {p.rows,
-          period,
-          step,
-          {step * p.x_stride, step * p.dy_stride, step * p.dh_stride},
-          step * p.dx_stride,
+          teams,
+          {teams * p.x_stride, teams * p.dy_stride, teams * p.dh_stride},
+          teams * p.dx_stride,
           1.0f / static_cast<float>(p.cols)};
 }
 
@@ -1432,18 +1449,16 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
   if (!fits(shared_bytes)) return false;
   const auto kernel = backward_block_per_row<Pass, layout, units, stages, threads, resident>;
   const int64_t at_once = blocks_at_once(kernel, static_cast<int>(block_threads), shared_bytes);
-  const int period = period_of<layout>(pass);
-  const int64_t blocks = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
-  const int64_t partial_rows = blocks + period - 1;
+  const int64_t blocks =
+      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass, 16), pass.p.rows);
   launch(kernel,
          {.grid = static_cast<unsigned>(blocks),
           .block = block_threads,
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows),
-         split_of<layout>(pass, layout == Layout::alike ? period : blocks, period));
-  launch_sum(pass.p, partial_rows, stream);
+         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, blocks));
+  launch_sum(pass.p, blocks, stream);
   return true;
 }
 
@@ -1482,9 +1497,8 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
   if (at_once == 0) return false;
-  const int period = period_of<layout>(pass);
-  const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
-  const int64_t partial_rows = clusters + period - 1;
+  const int64_t clusters =
+      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass, sector_bytes), pass.p.rows);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
@@ -1492,9 +1506,8 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
           .cluster = size,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows),
-         split_of<layout>(pass, layout == Layout::alike ? period : clusters, period));
-  launch_sum(pass.p, partial_rows, stream);
+         pass, partial_rows_of(pass, clusters), split_of<layout>(pass, clusters));
+  launch_sum(pass.p, clusters, stream);
   return true;
 }
 
@@ -1525,14 +1538,20 @@ inline constexpr int stages_in_room = Pass::adds_dh ? 4 : 6;
 template <class Pass>
 inline constexpr bool has_room_for_four = !Pass::adds_dh && sizeof(typename Pass::G) == sizeof(typename Pass::T);
 
+// The vectors of a row that a thread of a small problem keeps in registers: half as many beside a gamma that is wider
+// than the elements, which takes as many registers as both of their tensors.
+template <class Pass>
+inline constexpr int most_units_side_by_side = sizeof(typename Pass::G) == sizeof(typename Pass::T) ? 8 : 4;
+
 // True where x and dy together take a small part of the second-level cache, and no block has many rows of a tile to
 // read or a row that is too long for it.
 template <class Pass>
 bool is_small(const Pass& pass) {
   constexpr int64_t element = sizeof(typename Pass::T);
+  constexpr int64_t longest_row = int64_t{threads_side_by_side} * most_units_side_by_side<Pass> * 16;
   const auto& p = pass.p;
   return (p.dgamma || p.dbeta) && p.rows <= 2048 && p.rows * p.cols * element <= (int64_t{8} << 20) &&
-         p.cols * element >= 512 && p.cols * element <= int64_t{threads_side_by_side} * 8 * 16;
+         p.cols * element >= 512 && p.cols * element <= longest_row;
 }
 
 // Which shape takes which length was found by measuring on an H200; but what is small, and the four vectors of clusters
@@ -1545,9 +1564,11 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
   if (is_small(pass)) {
     if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
-    if (length <= 8 * lanes) return launch_side_by_side<8, true, Tile::wide>(pass, stream);
-    if (length <= 4 * threads_side_by_side) return launch_side_by_side<4, false, Tile::wide>(pass, stream);
-    return launch_side_by_side<8, false, Tile::wide>(pass, stream);
+    if constexpr (most_units_side_by_side<Pass> == 8) {
+      if (length <= 8 * lanes) return launch_side_by_side<8, true, Tile::wide>(pass, stream);
+      if (length > 4 * threads_side_by_side) return launch_side_by_side<8, false, Tile::wide>(pass, stream);
+    }
+    return launch_side_by_side<4, false, Tile::wide>(pass, stream);
   }
   if (length <= 2 * 4) return launch_lanes<whole, 2, 4, 4, 256, 2>(pass, stream);
   if (length <= 2 * 8) return launch_lanes<whole, 2, 4, 8, 256, 2>(pass, stream);
@@ -1573,16 +1594,20 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   if (length <= 2 * 32) return launch_lanes<alike, 2, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 2) {
     if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);
+    // A little longer, a multiprocessor has registers for one such block in the place of two.
+    if constexpr (has_room_for_four<Pass>) {
+      if (length <= 4 * 160) return launch_block<alike, 4, 3, 160, 3>(pass, stream);
+    }
   }
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
   if constexpr (has_room_for_four<Pass>) {
     if (length <= 4 * 512) return launch_block<alike, 4, 3, 512, 1>(pass, stream);
-    // Threads without a fourth vector wait for those that have one: fewer threads, where they make the cluster no
-    // larger.
-    if (blocks_for(length, 4 * 416) == blocks_for(length, 4 * 512)) {
-      return launch_cluster<alike, 4, 3, 416>(pass, stream);
+    // Few threads with many vectors have fewer instructions that do not hang on their number: the fewest that make the
+    // cluster no larger, without registers to spill.
+    if (blocks_for(length, 5 * 320) == blocks_for(length, 4 * 512)) {
+      return launch_cluster<alike, 5, 3, 320>(pass, stream);
     }
-    return launch_cluster<alike, 4, 3, 512>(pass, stream);
+    return launch_cluster<alike, 8, 3, 256>(pass, stream);
   } else {
     return launch_cluster<alike, 2, deep, 512>(pass, stream);
   }
