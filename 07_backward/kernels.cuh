@@ -377,15 +377,9 @@ struct Columns {
   int moved;    // elements of the row's end that are in the first vector
   int tail;     // where the row's last vector begins, if it is not whole: else the row's length
   int last;     // elements of it
-  int thread;   // of the team's threads in this block, counted from the one that has the first unit
+  int thread;   // of the team's threads in this block
   int threads;
-  int turned;  // that thread, as the block counts its threads
 
-  // Of the team's threads in this block, as the block counts them.
-  __device__ int own_number() const { return number_of(thread); }
-  __device__ int number_of(int other) const {
-    return other + turned < threads ? other + turned : other + turned - threads;
-  }
   __device__ int column(int i) const { return begin + (thread + i * threads) * unit; }
   __device__ bool has(int i) const { return column(i) < end; }
   // The column of element k of the unit that begins at column `first`; -1 where it is not the row's.
@@ -396,12 +390,8 @@ struct Columns {
   __device__ int column(int i, int k) const { return column_of_element(column(i), k); }
 };
 
-inline constexpr int sector_bytes = 32;  // what the second-level cache hands out at once
-
-// Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`. With
-// `sectors` two neighbouring vectors that lie in one sector belong to an even lane and the next: where a row starts in
-// the middle of a sector, the first vector is the second thread's, and the first thread has the last.
-template <Layout layout, bool sectors, class Pass>
+// Those of a team whose rows start like row `row`; the team has `pieces` blocks, of which this is number `piece`.
+template <Layout layout, class Pass>
 __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass, int64_t row, int thread, int threads,
                                                                int piece = 0, int pieces = 1) {
   using T = typename Pass::T;
@@ -410,24 +400,18 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   int past_boundary = 0;
   int moved = 0;
   int last = 0;  // elements of the last vector, where it is not whole
-  int turned = 0;
   if constexpr (layout == Layout::alike) {
     const auto address = reinterpret_cast<uintptr_t>(pass.p.x + row * pass.p.x_stride);
     past_boundary = static_cast<int>(address % 16 / sizeof(T));
     last = (past_boundary + cols) % unit;
     if (last <= past_boundary) moved = last;
-    if (sectors && address % sector_bytes >= 16) {
-      turned = 1;
-      thread = thread == 0 ? threads - 1 : thread - 1;
-    }
   }
   const int row_end = cols - moved;
   const int row_units = (past_boundary + row_end + unit - 1) / unit;
-  int piece_units = (row_units + pieces - 1) / pieces;
-  if (sectors) piece_units += piece_units % 2;
+  const int piece_units = (row_units + pieces - 1) / pieces;
   const int begin = piece * piece_units * unit - past_boundary;
   const int end = begin + piece_units * unit;
-  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, last, thread, threads, turned};
+  return {begin, end < row_end ? end : row_end, row_end, moved, cols - last, last, thread, threads};
 }
 // [/snippet]
 
@@ -524,13 +508,12 @@ struct Ring {
   // the neighbour's elements in the first.
   __device__ void prepare(int slot, bool has_row) const {
     if constexpr (has_edges) {
-      const int number = columns.own_number();
-      if (columns.begin >= 0 || number >= lanes) return;
+      if (columns.begin >= 0 || columns.thread >= lanes) return;
       __syncwarp();
-      if (has_row && number < -columns.begin) {
+      if (has_row && columns.thread < -columns.begin) {
 #pragma unroll
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-          first_vector(slot, tensor)[number] = moved(slot, tensor)[number];
+          first_vector(slot, tensor)[columns.thread] = moved(slot, tensor)[columns.thread];
         }
       }
       __syncwarp();
@@ -556,7 +539,7 @@ struct Ring {
       if (!edge_in_warp) return;
       __syncwarp();
       if (has_row && writes_edge) {
-        dx[edge_offset] = reinterpret_cast<const T*>(edges_of_dx())[columns.own_number() % lanes];
+        dx[edge_offset] = reinterpret_cast<const T*>(edges_of_dx())[columns.thread % lanes];
       }
     }
   }
@@ -622,8 +605,8 @@ struct Ring {
 
   // A lane for each element of the first vector, then one for each of the last.
   __device__ void find_edges() {
-    const int warp = columns.own_number() / lanes;
-    const int lane = columns.own_number() % lanes;
+    const int warp = columns.thread / lanes;
+    const int lane = columns.thread % lanes;
     if (columns.begin < 0 && warp == 0) {
       edge_in_warp = true;
       if (lane < elements) find_edge_element(columns.begin, lane);
@@ -631,7 +614,7 @@ struct Ring {
     if (columns.tail < columns.begin || columns.tail >= columns.end) return;
     const int unit = (columns.tail - columns.begin) / elements;
     if (unit % columns.threads == columns.thread) --units_copied;
-    if (columns.number_of(unit % columns.threads) / lanes == warp) {
+    if (unit % columns.threads / lanes == warp) {
       edge_in_warp = true;
       if (lane / elements == 1) find_edge_element(columns.tail, lane - elements);
     }
@@ -1127,7 +1110,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const int64_t first_of_warp = int64_t{blockIdx.x} * teams + warp * (in_order ? lanes / width : 1);
   const int64_t first = first_of_warp + team_in_warp * (in_order ? 1 : warps);
   const Share share = {first, rows_from(first), rows_from(first_of_warp)};
-  const auto columns = columns_of<layout, false>(pass, first, thread % width, width);
+  const auto columns = columns_of<layout>(pass, first, thread % width, width);
 
   wait_for_previous_kernel();
   ColumnSums<Pass, layout, units> sums;
@@ -1161,7 +1144,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   wait_for_previous_kernel();
   const Share share = split.share_of(blockIdx.x);
   const int block_threads = units > 2 ? threads : static_cast<int>(blockDim.x);
-  const auto columns = columns_of<layout, false>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
+  const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), block_threads);
   ColumnSums<Pass, layout, units> sums;
   walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
   let_next_kernel_start();
@@ -1183,8 +1166,8 @@ __global__ void __launch_bounds__(threads, 1)
   team.exchange.open();
   const int number = static_cast<int>(blockIdx.x) / blocks;
   const Share share = split.share_of(number);
-  const auto columns = columns_of<layout, layout == Layout::alike>(
-      pass, share.first, static_cast<int>(threadIdx.x), threads, static_cast<int>(cluster.block_rank()), blocks);
+  const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
+                                          static_cast<int>(cluster.block_rank()), blocks);
   ColumnSums<Pass, layout, units> sums;
   walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
   let_next_kernel_start();
@@ -1277,7 +1260,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   using T = typename Pass::T;
   const auto& p = pass.p;
   const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width, 0};
+  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
@@ -1369,10 +1352,10 @@ inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols) {
   return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols)}));
 }
 
-// How many rows on a row starts equally far past a boundary of `bytes` again.
+// How many rows on a row starts equally far past a 16-byte boundary again.
 template <Layout layout, class Pass>
-int period_of(const Pass& pass, int64_t bytes) {
-  const int64_t elements = bytes / static_cast<int64_t>(sizeof(typename Pass::T));
+int period_of(const Pass& pass) {
+  constexpr int64_t elements = vector_size<typename Pass::T>;
   return layout == Layout::alike ? static_cast<int>(elements / std::gcd(elements, pass.p.x_stride)) : 1;
 }
 
@@ -1450,7 +1433,7 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
   const auto kernel = backward_block_per_row<Pass, layout, units, stages, threads, resident>;
   const int64_t at_once = blocks_at_once(kernel, static_cast<int>(block_threads), shared_bytes);
   const int64_t blocks =
-      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass, 16), pass.p.rows);
+      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass), pass.p.rows);
   launch(kernel,
          {.grid = static_cast<unsigned>(blocks),
           .block = block_threads,
@@ -1498,7 +1481,7 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
   if (at_once == 0) return false;
   const int64_t clusters =
-      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass, sector_bytes), pass.p.rows);
+      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass), pass.p.rows);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
@@ -1596,7 +1579,7 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
     if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);
     // A little longer, a multiprocessor has registers for one such block in the place of two.
     if constexpr (has_room_for_four<Pass>) {
-      if (length <= 4 * 160) return launch_block<alike, 4, 3, 160, 3>(pass, stream);
+      if (length <= 3 * 192) return launch_block<alike, 3, 4, 192, 2>(pass, stream);
     }
   }
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
