@@ -33,6 +33,8 @@ int answer_of_h200(cudaDeviceAttr attribute) {
       return 227 * 1024;
     case cudaDevAttrMaxThreadsPerMultiProcessor:
       return 2048;
+    case cudaDevAttrL2CacheSize:
+      return 60 * 1024 * 1024;
     case cudaDevAttrClusterLaunch:
       return 1;
     default:
