@@ -63,7 +63,7 @@ REASONS = [
            "branches, and what goes out is a store for each 4 bytes. The CPU's compiler keeps the 16-byte store that the source has"),
     Reason("b", r"", r"shared_(load|store)_wavefronts",
            "The banks of shared memory are those of the L1 cache. A pass that loses its turn to data arriving from L2 is counted again, "
-           "so that the hardware's figure is a little higher, and not the same in every run", most=0.09),
+           "so that the hardware's figure is a little higher, and not the same in every run", most=0.08),
     Reason("c", r"RmsNormSteps<", r"shared_load_wavefronts",
            "RMSNorm uses one float of the four that a warp's moments have. nvcc reads that one, in half the wavefronts; the CPU's compiler reads all"),
     Reason("d", r"dx_and_atomics<(__half|__nv_bfloat16)", r"global_load_(requests|sectors)",
