@@ -791,21 +791,22 @@ struct BlockTeam {
 
 inline constexpr int most_blocks_of_cluster = 16;
 
-// The blocks send each other their sums, and go on: they wait only when they need those of all.
+// The blocks send each other their sums, and go on: they wait only when they need those of all. Here too the next row's
+// sums go to the other half, those of the warps as well as those of the blocks.
 template <int warps, class Exchange>
 struct ClusterTeam {
   Cluster cluster;
   Exchange exchange;
-  RowSums* of_warps;  // [warps]
+  RowSums* of_warps;  // [2][warps]
   float4* of_blocks;  // [2][most_blocks_of_cluster]
   int half = 0;
 
   __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) {
-    put_sum_of_lanes(of_warps, s);
+    put_sum_of_lanes(of_warps + half * warps, s);
     __syncthreads();
     if (threadIdx.x < lanes) {
-      const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
+      const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps + half * warps, warps);
       if (threadIdx.x < cluster.num_blocks()) {
         exchange.send(threadIdx.x, of_blocks + half * most_blocks_of_cluster + cluster.block_rank(), message_of(sums));
       }
@@ -1156,7 +1157,7 @@ template <class Pass, Layout layout, int units, int stages, int threads>
 __global__ void __launch_bounds__(threads, 1)
     backward_cluster_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int warps = threads / lanes;
-  __shared__ RowSums of_warps[warps];
+  __shared__ RowSums of_warps[2 * warps];
   __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
   __shared__ uint64_t arrivals[2];
   const Cluster cluster = this_cluster();
