@@ -4,6 +4,7 @@
     ./worklog bench                  the quick grid: two minutes on one GPU
     ./worklog bench --full           the grid of the committed results
     ./worklog bench --stage 07       one stage
+    ./worklog bench --full --gpus 4  four GPUs of one kind share the runs
     python3 common/report/bench.py --programs build/gpu/bin --output my/run
 
 Each stage's program checks its kernels before and after it times them. Where a check fails, or the GPU's clocks sink while
@@ -14,11 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,10 +180,10 @@ def clock_text(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def measure(run: Run, clocks: Clocks, pause: int) -> dict[str, Any]:
+def measure(run: Run, clocks: Clocks, pause: int, prefix: Sequence[str] = ()) -> dict[str, Any]:
     """The results of one run. Raises Failed where they must not be used."""
     for attempt in (1, 2):
-        code, printed, document = run.program.run(run.flags)
+        code, printed, document = run.program.run(run.flags, prefix)
         if code == 2 and "does not fit the device" in printed:
             return {}
         if code != 0 or not document:
@@ -229,6 +234,56 @@ def show_best(path: Path) -> None:
         print(f"    fastest at 1024 x 1024, fp32, cold: {best['name'].split('/')[1]}, {best['median_seconds'] * 1e6:.2f} us{share}", flush=True)
 
 
+class Work:
+    """The runs that are left, of which each GPU takes one after the other. A timing and the copy that it is held against come
+    from one run, and so from one GPU."""
+
+    def __init__(self, everything: Sequence[Run], kept: Path, options: argparse.Namespace) -> None:
+        self.number = {run: number for number, run in enumerate(everything, 1)}
+        self.kept, self.pause, self.gpus = kept, options.pause, options.gpus
+        self.begun, self.done = time.monotonic(), 0.0
+        self.left = sum(run.weight for run in everything if not run.kept(kept).is_file())
+        self.clocks, self.lock = Clocks(), threading.Lock()
+        self.failed: dict[str, Failed] = {}  # of each stage, the first
+        self.prefixes: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        for i in range(options.gpus):
+            device = visible[i] if i < len(visible) and visible[i] else str(i)
+            self.prefixes.put(("env", f"CUDA_VISIBLE_DEVICES={device}") if options.gpus > 1 else ())
+
+    def take(self, run: Run) -> None:
+        """Does a run, if it is not kept from before and nothing of its stage has failed."""
+        if run.kept(self.kept).is_file():
+            return
+        with self.lock:
+            if run.program.stage in self.failed:
+                self.left -= run.weight
+                return
+            gone = time.monotonic() - self.begun
+            # What the weights promise, corrected by how the runs so far kept to it.
+            pace = gone / self.done if self.done > 20 else 1.0 / self.gpus
+            print(f"[{self.number[run]}/{len(self.number)}] {run.program.stage}, {run.name} · {clock_text(gone)} gone, "
+                  f"about {clock_text(self.left * pace)} left", flush=True)
+        prefix = self.prefixes.get()
+        try:
+            document = measure(run, self.clocks, self.pause, prefix)
+        except Failed as error:
+            with self.lock:
+                self.failed.setdefault(run.program.stage, error)
+                self.left -= run.weight
+            return
+        finally:
+            self.prefixes.put(prefix)
+        if not document:
+            print("    does not fit the device; left out", flush=True)
+        half_written = run.kept(self.kept).with_suffix(".part")
+        half_written.write_text(json.dumps(document), encoding="utf-8")
+        half_written.replace(run.kept(self.kept))
+        with self.lock:
+            self.done += run.weight
+            self.left -= run.weight
+
+
 def bench(options: argparse.Namespace) -> int:
     programs = programs_in(options.programs, options.stage)
     grid = "full" if options.full else "quick"
@@ -248,43 +303,32 @@ def bench(options: argparse.Namespace) -> int:
     kept.mkdir(parents=True, exist_ok=True)
 
     everything = [run for runs in plan.values() for run in runs]
-    left = sum(run.weight for run in everything if not run.kept(kept).is_file())
+    work = Work(everything, kept, options)
     before = sum(run.kept(kept).is_file() for run in everything)
     resumed = f"; {before} of {len(everything)} runs were done before and are kept" if before else ""
-    print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}: the {grid} grid, about {max(1, round(left / 60))} minutes{resumed}", flush=True)
-    begun, done, failed, clocks = time.monotonic(), 0.0, [], Clocks()
-    number = 0
-    for program, runs in plan.items():
+    print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}: the {grid} grid, about {max(1, round(work.left / options.gpus / 60))} minutes{resumed}", flush=True)
+    failed = []
+    with ThreadPoolExecutor(max_workers=options.gpus) as pool:
         try:
-            for run in runs:
-                number += 1
-                if run.kept(kept).is_file():
+            taken = {program: [pool.submit(work.take, run) for run in runs] for program, runs in plan.items()}
+            for program, runs in plan.items():
+                for future in taken[program]:
+                    future.result()
+                if error := work.failed.get(program.stage):
+                    failed.append(program.stage)
+                    print(f"\n{error}\nNothing is written for {program.stage}.\n", file=sys.stderr, flush=True)
                     continue
-                gone = time.monotonic() - begun
-                # What the weights promise, corrected by how the runs so far kept to it.
-                pace = gone / done if done > 20 else 1.0
-                print(f"[{number}/{len(everything)}] {program.stage}, {run.name} · {clock_text(gone)} gone, about {clock_text((left - done) * pace)} left",
-                      flush=True)
-                document = measure(run, clocks, options.pause)
-                if not document:
-                    print("    does not fit the device; left out", flush=True)
-                half_written = run.kept(kept).with_suffix(".part")
-                half_written.write_text(json.dumps(document), encoding="utf-8")
-                half_written.replace(run.kept(kept))
-                done += run.weight
-            path = destination(program, gpu, options.output)
-            finish_stage(program, runs, kept, path, grid)
-            show_best(path)
-        except Failed as error:
-            failed.append(program.stage)
-            done += sum(run.weight for run in runs if not run.kept(kept).is_file())
-            number = sum(len(r) for p, r in plan.items() if p.stage <= program.stage)
-            print(f"\n{error}\nNothing is written for {program.stage}.\n", file=sys.stderr, flush=True)
+                path = destination(program, gpu, options.output)
+                finish_stage(program, runs, kept, path, grid)
+                show_best(path)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     if failed:
         print(f"no results for: {', '.join(failed)}", file=sys.stderr)
         return 1
-    print(f"done in {clock_text(time.monotonic() - begun)}. ./worklog charts --gpu {gpu} draws them."
-          if not options.output else f"done in {clock_text(time.monotonic() - begun)}; ./worklog charts --compare draws two files beside each other")
+    print(f"done in {clock_text(time.monotonic() - work.begun)}. ./worklog charts --gpu {gpu} draws them."
+          if not options.output else f"done in {clock_text(time.monotonic() - work.begun)}; ./worklog charts --compare draws two files beside each other")
     return 0
 
 
@@ -298,9 +342,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plan", action="store_true", help="print the calls that would be made, and stop")
     parser.add_argument("--output", type=Path, help="folder to write NN_name.json to, in the place of NN_name/results/<gpu>.json")
     parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
+    parser.add_argument("--gpus", type=int, default=1, help="so many GPUs of one kind share the runs (default: 1)")
     parser.add_argument("--pause", type=int, default=20, help="seconds to let the GPU cool down where its clocks sank (default: 20)")
     parser.add_argument("--work", type=Path, default=ROOT / "build/bench", help="folder for what an interrupted run keeps (default: build/bench)")
     options = parser.parse_args(arguments)
+    if options.gpus < 1:
+        parser.error("--gpus: at least one")
     try:
         return bench(options)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@
     ./worklog compare                  three minutes: a few widths of each operation
     ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
     ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
+    CUDA_VISIBLE_DEVICES=1 ./worklog compare --full     at the same time as others, on a GPU of its own: they share the cells
     ./worklog compare --list           the cells, and which libraries are here
 
 A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are held
@@ -16,6 +17,8 @@ The contenders are in peers/contenders.py. Needs PyTorch with CUDA, and a GPU bu
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -407,20 +410,35 @@ def kept_in(folder: Path, cell: Cell) -> Path:
     return folder / (cell.name.replace("/", "-") + ".json")
 
 
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """True in one process at a time. Whoever ends, in whichever way, gives up what it had claimed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
               now: Callable[[], float] = time.monotonic) -> tuple[list[dict[str, Any]], bool]:
-    """Each cell's document, from `folder` where it was measured before; and whether time ran out before all were there."""
-    begun, parts, left_out = now(), [], False
+    """Each cell's document, from `folder` where it was measured before; and whether some are not there, since time ran out or
+    another process is at them."""
+    begun, late = now(), False
     for number, cell in enumerate(cells, 1):
         path = kept_in(folder, cell)
-        if not path.is_file():
-            if left_out or (minutes is not None and now() - begun > minutes * 60):
-                left_out = True
-                continue
-            print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
-            write_json(path, work(cell))
-        parts.append(json.loads(path.read_text(encoding="utf-8")))
-    return parts, left_out
+        late = late or (minutes is not None and now() - begun > minutes * 60)
+        if late or path.is_file():
+            continue
+        with claimed(path) as is_ours:
+            if is_ours and not path.is_file():
+                print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
+                write_json(path, work(cell))
+    there = [path for cell in cells if (path := kept_in(folder, cell)).is_file()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in there], len(there) < len(cells)
 
 
 def report(found: Sequence[Verdict]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def tool(name: str, why: str) -> str:
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """As a whole or not at all. Lists of small objects get a line for each."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_suffix(".part")
+    half_written = path.with_name(f"{path.name}.{os.getpid()}.part")
     half_written.write_text(compact(document) + "\n", encoding="utf-8")
     os.replace(half_written, path)
 

@@ -142,6 +142,24 @@ class Kept(unittest.TestCase):
         self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": 4, "first": cells[0].name}])
 
 
+    def test_leaves_others_what_they_are_at(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2)]
+        worked = []
+
+        def work(cell: Cell) -> dict[str, Any]:
+            worked.append(cell.rows)
+            return {"benchmarks": [], "checks": [], "absent": []}
+
+        with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+            folder = Path(name) / "new"
+            with compare.claimed(compare.kept_in(folder, cells[0])) as is_ours:
+                self.assertTrue(is_ours)
+                parts, left_out = compare.run_cells(cells, folder, work, None)
+            self.assertEqual((worked, len(parts), left_out), ([2], 1, True))
+            parts, left_out = compare.run_cells(cells, folder, work, None)
+            self.assertEqual((worked, len(parts), left_out), ([2, 1], 2, False))
+
+
 class Tables(unittest.TestCase):
     def table(self, content: dict[str, Any] | None, **options: str) -> str:
         with tempfile.TemporaryDirectory() as folder:

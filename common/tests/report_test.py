@@ -889,6 +889,8 @@ stage = os.path.basename(sys.argv[0])
 folder = os.path.dirname(os.path.abspath(sys.argv[0]))
 with open(os.path.join(folder, "calls"), "a") as calls:
     calls.write(stage + " " + " ".join(sys.argv[1:]) + "\\n")
+with open(os.path.join(folder, "devices"), "a") as devices:
+    devices.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
 if "--list" in sys.argv:
     print(f"{{stage}}: a fake\\n\\nvariants\\n  plain: nothing\\n    layernorm_forward in fp32 with parameters in fp32\\n\\ninputs\\n  normal   x")
     sys.exit(0)
@@ -962,6 +964,17 @@ class Programs(unittest.TestCase):
         self.bench("--stage", "02")
         self.assertEqual([path.name for path in self.output.iterdir()], ["02_shared_reduction.json"])
         self.assertIn("there is no stage '09'; there are: 01_naive, 02_shared_reduction", self.bench("--stage", "09", expect=2))
+
+    def test_bench_shares_the_runs_among_gpus(self) -> None:
+        self.bench()
+        alone = {path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()}
+        (self.programs / "devices").unlink()
+        self.bench("--gpus", "2")
+        self.assertEqual({path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()}, alone)
+        self.assertLessEqual({"0", "1"}, set((self.programs / "devices").read_text(encoding="utf-8").split()))
+        self.answer("01_naive", code=1)
+        self.assertIn("Nothing is written for 01_naive", self.bench("--gpus", "2", expect=1))
+        self.assertIn("at least one", self.bench("--gpus", "0", expect=2))
 
     def test_bench_refuses_a_failed_check(self) -> None:
         self.answer("01_naive", code=1)
