@@ -249,7 +249,59 @@ TEST_P(Counting, VectorsTakeAWavefrontForEach128Bytes) {
   EXPECT_EQ(of(kernel, Operation::shared_store).wavefronts, 4u);
   EXPECT_EQ(of(kernel, Operation::shared_store).conflicts, 0u);
   EXPECT_EQ(of(kernel, Operation::shared_load).requests, 2u);
+  EXPECT_EQ(of(kernel, Operation::shared_load).wavefronts, 4u + 2u);  // the second is one value for all
   EXPECT_EQ(of(kernel, Operation::shared_load).conflicts, 0u);
+}
+
+// Lane i reads vector chosen[i] of 64, or nothing.
+template <class V>
+__global__ void read_chosen(const int* chosen, V* y) {
+  __shared__ V values[64];
+  values[threadIdx.x] = V{};
+  values[threadIdx.x + 32] = V{};
+  __syncwarp();
+  const int own = chosen[threadIdx.x];
+  if (own >= 0) y[threadIdx.x] = values[own];
+}
+
+// Two lanes that get the same take up the place of one, where all lanes of the warp pair so: neighbors, or each with
+// the next but one. A pass hands out 128 bytes: 8 vectors of 16 bytes, or 16 of 8.
+struct Chosen {
+  const char* what;
+  int (*vector)(int lane);
+  unsigned of_16, conflicts_of_16, of_8, conflicts_of_8;  // wavefronts
+};
+const Chosen chosen_vectors[] = {
+    {"each its own", [](int lane) { return lane; }, 4, 0, 2, 0},
+    {"one for all", [](int) { return 7; }, 2, 0, 1, 0},
+    {"neighbors the same", [](int lane) { return lane / 2; }, 2, 0, 1, 0},
+    {"the next but one the same", [](int lane) { return lane / 4 * 2 + lane % 2; }, 2, 0, 1, 0},
+    {"two in turn", [](int lane) { return lane % 2; }, 2, 0, 1, 0},
+    {"four in turn: no such pairs", [](int lane) { return lane % 4; }, 4, 0, 2, 0},
+    {"all but two lanes pair", [](int lane) { return lane < 2 ? lane : lane / 2; }, 4, 0, 2, 0},
+    {"half of the lanes", [](int lane) { return lane % 2 == 0 ? lane / 2 : -1; }, 2, 0, 1, 0},
+    // 128 bytes apart: one bank has two words. As pairs, in each of two groups, and not, in each of four.
+    {"two in turn, one bank", [](int lane) { return lane % 2 * 8; }, 4, 2, 1, 0},
+    {"four in turn, two to a bank", [](int lane) { return lane % 4 * 4; }, 8, 4, 2, 0},
+};
+
+TEST_P(Counting, LanesThatGetTheSameShareAWavefront) {
+  for (const Chosen& c : chosen_vectors) {
+    std::vector<int> own(32);
+    for (int lane = 0; lane < 32; ++lane) own[lane] = c.vector(lane);
+    DeviceArray<int> chosen(own);
+    DeviceArray<float4> wide(32);
+    const Counts by_16 = of(count(read_chosen<float4>, {.grid = 1, .block = 32}, chosen, wide), Operation::shared_load);
+    EXPECT_EQ(by_16.requests, 1u) << c.what;
+    EXPECT_EQ(by_16.wavefronts, c.of_16) << c.what;
+    EXPECT_EQ(by_16.conflicts, c.conflicts_of_16) << c.what;
+    DeviceArray<float2> narrow(32);
+    const Counts by_8 =
+        of(count(read_chosen<float2>, {.grid = 1, .block = 32}, chosen, narrow), Operation::shared_load);
+    EXPECT_EQ(by_8.requests, 1u) << c.what;
+    EXPECT_EQ(by_8.wavefronts, c.of_8) << c.what;
+    EXPECT_EQ(by_8.conflicts, c.conflicts_of_8) << c.what;
+  }
 }
 
 // --- Lanes and threads together ------------------------------------------------------------------------------------

@@ -157,6 +157,11 @@ class Page(unittest.TestCase):
             self.assertIn("Warp 0 loads from x [2][0] … [2][31]: 32 lanes, 4 bytes each. 4 sectors of 32 bytes move, of which 100 % is used.", what())
             self.assertIn("sum += x[col]", browser.evaluate("document.querySelector('.now').textContent"))
 
+            # As counting_test.cu has it: pairs of lanes that get the same from shared memory share a turn.
+            for offset, passes in (("lane * 16", 4), ("48", 2), ("lane % 2 * 16", 2), ("lane % 2 * 128", 4), ("lane % 4 * 16", 4)):
+                step = f"{{operation: 'shared_load', lanes: 0xffffffff, bytes: 16, offset: Array.from({{length: 32}}, (_, lane) => {offset})}}"
+                self.assertEqual(browser.evaluate(f"costOf({step}).passes"), passes, offset)
+
             browser.press("ArrowRight")
             self.assertEqual(place(), f"step 2 of {count}")
             self.assertIn("stores to shared memory", what())

@@ -453,10 +453,25 @@ void Recorder::count_global(Instruction& instruction, const Request& request) {
   }
 }
 
-// Lanes that ask for 8 or 16 bytes have their turn in groups of 128 bytes.
+// Lanes that ask for 8 or 16 bytes have their turn in groups of 128 bytes. A load hands out 128 bytes in a pass: where
+// two neighbors get the same, or each lane and the next but one, twice as many lanes have their turn together. Source:
+// NVIDIA's answer on its forum to "Unexpected shared memory bank conflict", and stage 08's counters in
+// docs/counting.md.
 void Recorder::count_shared(Instruction& instruction, const Request& request) {
   Counts& counts = instruction.counts;
-  const unsigned group = request.bytes <= bank_bytes ? 32 : 32 * bank_bytes / request.bytes;
+  const auto pairs_agree = [&](unsigned distance) {
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const unsigned other = lane ^ distance;
+      const uint32_t pair = 1u << lane | 1u << other;
+      if ((request.lanes & pair) == pair && request.address[lane] != request.address[other]) return false;
+    }
+    return true;
+  };
+  unsigned group = 32;
+  if (request.bytes > bank_bytes) {
+    group = 32 * bank_bytes / request.bytes;
+    if (instruction.operation == Operation::shared_load && (pairs_agree(1) || pairs_agree(2))) group *= 2;
+  }
   for (unsigned first = 0; first < 32; first += group) {
     const uint32_t of_group = group == 32 ? ~0u : ((1u << group) - 1) << first;
     if ((request.lanes & of_group) == 0) continue;
