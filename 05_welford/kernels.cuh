@@ -810,17 +810,18 @@ struct StayingTeam {
   Exchange exchange;
   Count all;               // values of the row
   Count in_block;          // and of its piece in this block
-  SplitMoments* of_warps;  // [warps]
+  SplitMoments* of_warps;  // [2][warps]
   float4* of_blocks;       // [2][largest_staying_cluster], each a SplitMoments
   int half = 0;
   bool is_here = false;
 
   __device__ void put(const SplitMoments& part) {
-    if (threadIdx.x % lanes == 0) of_warps[threadIdx.x / lanes] = part;
+    SplitMoments* parts = of_warps + half * warps;
+    if (threadIdx.x % lanes == 0) parts[threadIdx.x / lanes] = part;
     __syncthreads();
     if (threadIdx.x / lanes == warps - 1) {  // the last warp: the first has the edges to care for
       const unsigned other = threadIdx.x % lanes;
-      const SplitMoments moments = merge_lanes<about, warps>(of_warps[other % warps], in_block);
+      const SplitMoments moments = merge_lanes<about, warps>(parts[other % warps], in_block);
       if (other < exchange.cluster.num_blocks()) {
         exchange.send(other, of_blocks + half * largest_staying_cluster + exchange.cluster.block_rank(),
                       {moments.count, moments.pivot, moments.rest, moments.m2});
@@ -1068,7 +1069,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   using T = typename Steps::Element;
   constexpr int warps = threads / lanes;
   static_assert(warps == warps_of<threads>);
-  __shared__ SplitMoments of_warps[warps];
+  __shared__ SplitMoments of_warps[2 * warps];
   __shared__ float4 of_blocks[2 * largest_staying_cluster];
   __shared__ uint64_t arrivals[2];
   __shared__ float sums[lanes];

@@ -199,10 +199,12 @@ def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
         if match := re.match(r"== (\w+) (\w+)", line):
             found.append({"stage": match[1], "tool": match[2], "checks": 0, "summary": ""})
         elif found and (match := re.match(r"(\d+) checks?: ", line)):
-            found[-1]["checks"] = int(match[1])
-        elif found and "SUMMARY: " in line:
-            found[-1]["summary"] = line.partition("SUMMARY: ")[2].strip()
-            print(f"  {found[-1]['stage']} {found[-1]['tool']}: {found[-1]['summary']}", flush=True)
+            found[-1]["checks"] += int(match[1])
+        elif found and "SUMMARY: " in line:  # of each call of the program: what counts is the first that is not clean
+            summary = line.partition("SUMMARY: ")[2].strip()
+            if re.match(r"0 |$", found[-1]["summary"]):
+                found[-1]["summary"] = summary
+            print(f"  {found[-1]['stage']} {found[-1]['tool']}: {summary}", flush=True)
     if process.wait() != 0:
         raise Failed("compute-sanitizer found something, or a result was wrong under it:\n" + "".join(printed)[-6000:])
     return found

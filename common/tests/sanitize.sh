@@ -4,7 +4,7 @@
 #     common/tests/sanitize.sh build/gpu/bin [STAGE ...]
 #
 # The shapes are small and awkward: odd widths, rows that start off their alignment, one row to a warp, to a block and to a
-# cluster of blocks.
+# cluster of blocks. Where clusters stay and walk the rows there have to be more of them.
 # Exit code 1 where a tool found something or a result was wrong. docs/verified/ keeps what was printed.
 set -u
 [ $# -ge 1 ] || {
@@ -19,21 +19,40 @@ if [ $# -eq 0 ]; then
     set -- "$@" "$(basename "$(dirname "$main")")"
   done
 fi
+
+# The flags of the calls of a stage's program, a line for each: `name flags`.
+calls() {
+  echo "small --dtype all --shapes 3x127,5x1000,2x4097,2x20000"
+  # Clusters stay where there are four rows to each that the GPU has room for. These are rows enough for one of 148
+  # multiprocessors, of about the fewest columns that fill a cluster's threads. Of each type one shape has whole vectors,
+  # and one is odd: its clusters send mail. 06 need not do again what 05 does.
+  case $1 in
+    05_welford) final="--variant layer_norm" ;;
+    06_fused_residual)
+      final="--variant norm,fused --operation rmsnorm_forward,add_layernorm_forward,add_rmsnorm_forward"
+      ;;
+    *) return ;;
+  esac
+  echo "staying-bf16 $final --dtype bf16 --shapes 400x36864,300x40993"
+  echo "staying-fp32 $final --dtype fp32 --shapes 400x18432,300x20497"
+}
+
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 # Several at a time: each tool spends most of its time on the host.
 for stage; do
-  for tool in memcheck racecheck initcheck synccheck; do echo "$stage $tool"; done
+  for tool in memcheck racecheck initcheck synccheck; do calls "$stage" | sed "s/^/$stage $tool /"; done
 done >"$logs/all"
 # shellcheck disable=SC2016 # the inner shell is to expand these
 xargs -P "$(($(nproc) / 2 > 0 ? $(nproc) / 2 : 1))" -L 1 sh -c '
-  compute-sanitizer --tool "$4" --error-exitcode 9 "$1/$3" --check-only --shapes 3x127,5x1000,2x4097,2x20000 \
-    --dtype all --input normal >"$2/$3-$4" 2>&1
-  echo $? >"$2/$3-$4.code"' run "$folder" "$logs" <"$logs/all"
+  folder=$1 log="$2/$3-$4-$5" program=$3 tool=$4
+  shift 5
+  compute-sanitizer --tool "$tool" --error-exitcode 9 "$folder/$program" --check-only --input normal "$@" >"$log" 2>&1
+  echo $? >"$log.code"' run "$folder" "$logs" <"$logs/all"
 code=0
-while read -r stage tool; do
-  echo "== $stage $tool"
-  log="$logs/$stage-$tool"
+while read -r stage tool call _; do
+  [ "$call" != small ] || echo "== $stage $tool"
+  log="$logs/$stage-$tool-$call"
   [ "$(cat "$log.code" 2>/dev/null)" = 0 ] || {
     code=1
     cat "$log"
