@@ -23,6 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from origins import commit_now
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs/data/missing_barrier.json"
 BARRIER = "    __syncthreads();  // the next step reads what other warps have written in this one\n"
@@ -64,6 +66,7 @@ def document(program: Path) -> dict[str, Any]:
             "title": "Stage 02 without the barrier in tree_sum's loop, on the CPU layer",
             "shape": "1024x1024", "dtype": "fp32", "input": "normal",
             "note": "Made by common/report/missing_barrier.py; a test compares it with what the program gives now.",
+            "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
         },
         "figures": figures,
     }

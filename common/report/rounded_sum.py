@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from origins import commit_now
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs/data/rounded_sum.json"
 ROWS, COLS, EPS = 64, 1024, 1e-6
@@ -116,6 +118,7 @@ def main() -> int:
         "title": "A norm of x + residual with the sum rounded to bf16 and not, and RMSNorm with one rounding and with two",
         "shape": f"{ROWS}x{COLS}", "dtype": "bf16", "input": f"normal: x has deviation 1, the residual {RESIDUAL_DEVIATION:g}, gamma 0.1 around 1",
         "note": "Made by common/report/rounded_sum.py; a test compares it with what comes out now.",
+        "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
     }
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in found.items())
     shown = json.dumps(source, indent=2).replace("\n", "\n  ")

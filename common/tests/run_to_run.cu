@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "07_backward/kernels.cuh"
+#include "common/harness/provenance.h"
 
 namespace {
 
@@ -93,8 +94,10 @@ int main(int argc, char** argv) {
       "{\n  \"source\": {\n    \"title\": \"dgamma and dbeta of %d runs of stage 07's variants on the same data\",\n",
       runs);
   std::printf(
-      "    \"backend\": \"%s\",\n    \"device\": \"%s\",\n    \"shape\": \"%lldx%lld\",\n    \"dtype\": \"fp32\"\n",
+      "    \"backend\": \"%s\",\n    \"device\": \"%s\",\n    \"shape\": \"%lldx%lld\",\n    \"dtype\": \"fp32\",\n",
       backend.c_str(), properties.name, static_cast<long long>(rows), static_cast<long long>(cols));
+  std::printf("    \"commit\": \"%s\",\n    \"commit_note\": \"The tree that the program was built from\"\n",
+              provenance().commit.c_str());
   std::printf("  },\n  \"figures\": {\n");
   const std::pair<const char*, void (*)(const LayerNormBackward<float>&, cudaStream_t)> variants[] = {
       {"separate", backward::separate<float, float>},

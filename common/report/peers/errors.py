@@ -23,6 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from origins import commit_now  # noqa: E402
+
 if TYPE_CHECKING:
     import numpy
     import torch
@@ -184,7 +187,8 @@ def compare_column_sums(program: Path, file: Path) -> None:
                {"value": round(error, 2), "unit": "count", "meaning": f"{name}: {meanings[kind]}, in units of 2^-24 of the root of a column's terms' squares"}
                for who, found in errors.items() for name, kinds in found.items() for kind, error in kinds.items()}
     source = {"title": "dgamma and dbeta over many rows: the error of stage 07's final kernel and of PyTorch on the same data",
-              "gpu": torch.cuda.get_device_name(), "dtype": "fp32", "shape": f"{shape[0]}x{shape[1]}", "torch": torch.__version__}
+              "gpu": torch.cuda.get_device_name(), "dtype": "fp32", "shape": f"{shape[0]}x{shape[1]}", "torch": torch.__version__, "commit": commit_now(),
+              "commit_note": "The tree that the program was built from"}
     file.write_text(dump({"source": source, "figures": figures}), encoding="utf-8")
     for who, found in errors.items():
         print(f"{who}: " + ", ".join(f"{name} {kinds['largest']:.1f} ({kinds['rms']:.1f})" for name, kinds in found.items()))

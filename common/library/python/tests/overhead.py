@@ -79,6 +79,7 @@ def document(found: dict[str, dict[str, float]], device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else "no GPU: tensors without rows, on the CPU",
         "torch": torch.__version__, "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": asked.stdout.strip() or os.environ.get("WORKLOG_COMMIT", "unknown"),
+        "commit_note": "The tree whose library was measured",
     }
     figures = {}
     for case, values in found.items():
