@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import merge_results
-from programs import Failed, Program, programs_in, require_gpu, shown
+from programs import CHILDREN, Failed, Program, programs_in, require_gpu, shown
 from results import ROOT, ReportError
 from tables import MODELS
 
@@ -322,6 +322,7 @@ def bench(options: argparse.Namespace) -> int:
                 finish_stage(program, runs, kept, path, grid)
                 show_best(path)
         except BaseException:
+            CHILDREN.stop()
             pool.shutdown(cancel_futures=True)
             raise
     if failed:

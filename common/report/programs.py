@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,42 @@ class NoGpu(ReportError):
 
 class Failed(ReportError):
     """A program found something wrong, or could not do what it was asked for."""
+
+
+class Children:
+    """The programs that run now, of all threads. After stop() none runs, and no other begins: Ctrl-C reaches the main
+    thread and what runs then, but not what another thread is about to start."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
+        self.lock, self.stopped = threading.Lock(), False
+
+    def run(self, command: Sequence[str], timeout: float | None) -> tuple[int, str]:
+        """The exit code, and what was printed."""
+        with self.lock:
+            if self.stopped:
+                raise Failed("stopped before it began")
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.running.add(process)
+        with process:
+            try:
+                printed, _ = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                with self.lock:
+                    self.running.discard(process)
+        return process.returncode, printed
+
+    def stop(self) -> None:
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                process.terminate()
+
+
+CHILDREN = Children()
 
 
 @dataclass(frozen=True)
@@ -90,9 +127,9 @@ class Program:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "results.json"
             command = [*prefix, str(self.path), *flags, "--json", str(file)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
+            code, printed = CHILDREN.run(command, timeout)
             document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return done.returncode, done.stdout, document
+        return code, printed, document
 
 
 def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
