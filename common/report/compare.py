@@ -194,7 +194,7 @@ class Gpu:
     device = "cuda"
     AHEAD = 800_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
     IN_A_GRAPH = 20
-    STEPS = 30
+    STEPS, SECONDS = 30, 0.02  # of a sample by the host's clock: at most so many, and no more than fill so long
 
     def __init__(self) -> None:
         import torch
@@ -248,12 +248,15 @@ class Gpu:
         return lambda: wait() / self.IN_A_GRAPH
 
     def python(self, step: Callable[[], Any]) -> Callable[[], float]:
-        self.torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(self.STEPS):
-            step()
-        self.torch.cuda.synchronize()
-        seconds = (time.perf_counter() - begun) / self.STEPS
+        def run(steps: int) -> float:
+            self.torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(steps):
+                step()
+            self.torch.cuda.synchronize()
+            return (time.perf_counter() - begun) / steps
+
+        seconds = run(max(3, min(self.STEPS, int(self.SECONDS / run(1)))))
         return lambda: seconds
 
 

@@ -135,7 +135,8 @@ def check(program: Program, sweep: Sweep) -> Checked:
         entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "left_out": "the device's memory is too small"}
         return Checked(entry, {}, f"not here: {printed.strip().splitlines()[-1]}")
     if code != 0 or not document:
-        raise Failed(f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:\n{printed.rstrip()[-6000:]}")
+        wrong = [line for line in printed.splitlines() if line.endswith("FAILED")][:20]  # they may stand far above the end
+        raise Failed("\n".join([f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:", *wrong, "...", printed.rstrip()[-6000:]]))
     checks = document["checks"]
     counts = {verdict: sum(check["verdict"] == verdict for check in checks) for verdict in ACCEPTED}
     rest = "".join(f", {count} {verdict}s" for verdict, count in counts.items() if verdict != "passed" and count)
