@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
       .may_fail_on(Input::large_mean)
       .may_fail_on(Input::tiny_variance)
       .may_fail_on(Input::constant)  // one running sum of equal values: every addition rounds the same way
+      .fails_on(Input::normal, {.rows = 1000000, .least_rows = 200000})  // as many additions one after the other
       .fails_on(Input::huge, {});
   program.add("tile_2d", "the article's kernel: 32 channels to a block, sums and sums of squares", tile_2d)
       .limited_to(channels_last, rows_of_channels)

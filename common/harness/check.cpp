@@ -35,7 +35,8 @@ struct Recorded {
 std::optional<Recorded> recorded_failure(const Variant& variant, const ProblemOptions& options) {
   std::optional<Recorded> found;
   for (const auto& [input, from] : variant.expectations()) {
-    if (input != options.input || options.cols > from.most_cols || options.rows > from.most_rows) continue;
+    if (input != options.input || options.cols > from.most_cols) continue;
+    if (options.rows > from.most_rows || options.rows < from.least_rows) continue;
     if (!from.dtypes.empty() && std::find(from.dtypes.begin(), from.dtypes.end(), options.dtype) == from.dtypes.end()) {
       continue;
     }

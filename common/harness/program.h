@@ -24,6 +24,7 @@ struct FailsFrom {
   std::vector<Dtype> dtypes = {};                           // the element types that it holds for; none named: all
   int64_t most_cols = std::numeric_limits<int64_t>::max();  // it does not hold for longer rows
   int64_t most_rows = std::numeric_limits<int64_t>::max();  // nor for more of them
+  int64_t least_rows = 0;                                   // nor for fewer
 
   // No shape is so large that the variant has to fail: its result hangs on rounding, so either is accepted.
   bool is_never() const { return rows == std::numeric_limits<int64_t>::max(); }

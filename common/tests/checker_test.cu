@@ -226,6 +226,18 @@ TEST_F(Checker, FailuresThatHangOnRoundingMayHappen) {
   EXPECT_EQ(run(short_rows, {"--check-only", "--shapes", "3x1023", "--input", "normal"}).exit_code, 1);
 }
 
+TEST_F(Checker, ARecordedFailureNeedNotCoverFewRows) {
+  const auto at = [&](const char* shape) {
+    Program program("00_faults", "kernels with faults");
+    program.add("wrong", "", run_with_fault<Fault::wrong_at_1023>)
+        .fails_on(Input::normal, {.rows = 9, .least_rows = 5});
+    return run(program, {"--check-only", "--shapes", shape, "--input", "normal"}).exit_code;
+  };
+  EXPECT_EQ(at("9x1023"), 0);  // expected
+  EXPECT_EQ(at("5x1023"), 0);  // permitted
+  EXPECT_EQ(at("4x1023"), 1);
+}
+
 TEST_F(Checker, RecordedFailuresCoverWrongNumbersOnly) {
   Program program("00_faults", "kernels with faults");
   program.add("silent", "", run_with_fault<Fault::writes_nothing>).fails_on(Input::normal, {});
