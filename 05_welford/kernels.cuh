@@ -259,6 +259,44 @@ __device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int
 }
 // [/snippet]
 
+// [snippet: keeping]
+// What the L2 cache is told of the tensors that are read, where they are much larger than it: that their lines are the
+// last to give up their places. It is not for their own sake. So the lines of y, which are written, are the first to
+// go.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+__device__ inline uint64_t last_to_go() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ inline uint4 load_vector(const void* from, bool keeps) {
+  if (!keeps) return *static_cast<const uint4*>(from);
+  uint4 v;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from), "l"(last_to_go())
+               : "memory");
+  return v;
+}
+
+// Into shared memory, asynchronously.
+__device__ inline void copy_keeping(uint4* to, const void* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+               "l"(last_to_go())
+               : "memory");
+}
+#else
+__device__ inline uint4 load_vector(const void* from, bool) {
+  return *static_cast<const uint4*>(from);
+}
+__device__ inline void copy_keeping(uint4* to, const void* from) {
+  __pipeline_memcpy_async(to, from, 16);
+}
+#endif
+// [/snippet]
+
 // [snippet: load_step]
 // A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits.
 template <class T, int vectors_>
@@ -269,10 +307,10 @@ struct RowShare {
 
   // All loads are issued before the first value is used.
   template <class Place>
-  __device__ void load(const T* row, const Place& place) {
+  __device__ void load(const T* row, const Place& place, bool keeps = false) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (place.has(i)) vector[i] = *reinterpret_cast<const uint4*>(row + place.column(i));
+      if (place.has(i)) vector[i] = load_vector(row + place.column(i), keeps);
     }
     if (place.has_edge()) edge = row[place.edge];
   }
@@ -490,6 +528,7 @@ struct LayerNormSteps {
   static constexpr bool has_beta = true;
   static constexpr int reads = 1;  // tensors
   LayerNormForward<T, G> p;
+  bool keeps = false;  // the L2 cache is told to keep what is read: the launch knows whether that is good
 
   // The row that is normalized, for a second look at it.
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
@@ -498,7 +537,7 @@ struct LayerNormSteps {
   // The load step: a thread's share of row i.
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place);
+    share.load(row(i), place, keeps);
   }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.
@@ -906,7 +945,7 @@ struct RowRing {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < reads; ++tensor) {
-      __pipeline_memcpy_async(cell(slot, tensor, i), ahead[tensor] + i * place.step, 16);
+      copy_keeping(cell(slot, tensor, i), ahead[tensor] + i * place.step);
     }
   }
   __device__ void end_row(int slot) {
@@ -1488,6 +1527,8 @@ template <class Steps>
 void normalize_rows(Steps steps, cudaStream_t stream) {
   const int64_t rows = steps.p.rows;
   const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
+  const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
+  steps.keeps = bytes_read > 2 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
   for (int64_t done = 0; done < rows; done += largest_grid) {
     steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
     if (steps.is_given()) {

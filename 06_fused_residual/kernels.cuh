@@ -12,6 +12,7 @@ namespace worklog::fused_residual {
 using vectorized::vector_size;
 using welford::About;
 using welford::LayerNormSteps;
+using welford::load_vector;
 using welford::normalize_rows;
 using welford::Rows;
 using welford::rstd_of;
@@ -65,13 +66,14 @@ struct RmsNormSteps {
   static constexpr bool has_beta = false;
   static constexpr int reads = 1;
   RmsNormForward<T, G> p;
+  bool keeps = false;
 
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
   __host__ __device__ const G* beta() const { return nullptr; }
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place);
+    share.load(row(i), place, keeps);
   }
   __device__ const T* source(int, int64_t i) const { return row(i); }
   template <class Part>
@@ -133,8 +135,8 @@ struct AddSteps : Norm {
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = *reinterpret_cast<const uint4*>(x_row + place.column(first + j));
-        b[j] = *reinterpret_cast<const uint4*>(residual_row + place.column(first + j));
+        a[j] = load_vector(x_row + place.column(first + j), this->keeps);
+        b[j] = load_vector(residual_row + place.column(first + j), this->keeps);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
