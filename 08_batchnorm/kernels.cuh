@@ -304,7 +304,7 @@ struct Tiling {
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
   int team_bits;      // a channel has 2^team_bits lanes
-  bool says_last;     // of what it reads for the last time
+  bool says_last;     // to the L2 cache, of what it reads for the last time
 };
 
 // What one block has of a tensor, and where in it this thread stands.
@@ -419,7 +419,7 @@ struct Ring {
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
   Bits* slots;     // of this thread; those of a block's threads lie side by side
-  bool says_last;  // the L2 cache is told of what is read for the last time
+  bool says_last;  // the L2 cache may first give up what is read for the last time; else it is to keep all that is read
 
   __device__ Bits* slot(int of_batch, int i, int input) const {
     return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
@@ -427,7 +427,9 @@ struct Ring {
   __device__ void fetch(int of_batch, int i, int input, const T* from, bool is_last) const {
     Bits* const to = slot(of_batch, i, input);
     if constexpr (sizeof(Bits) == 16) {
-      if (says_last && is_last) {
+      if (!says_last) {
+        welford::copy_keeping(reinterpret_cast<uint4*>(to), from);
+      } else if (is_last) {
         copy_once(to, from);
       } else {
         __pipeline_memcpy_async(to, from, sizeof(Bits));
@@ -1093,6 +1095,12 @@ struct Config {
 using LargeConfig = Config<512, 10, 2>;
 using SmallConfig = Config<256, 4, 1>;
 
+// As measured: of what is a few times the cache, more is hit if the last readings make room; of more, reads and writes
+// hinder each other less if y goes first, as in stage 05.
+inline bool is_large(int64_t bytes_read) {
+  return bytes_read > 4 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
+}
+
 template <int size, bool images, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
@@ -1110,9 +1118,8 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
-  // As measured: of tensors that are a few times the cache, more is then hit; of larger ones, less.
   const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
-  tiling.says_last = bytes_read <= 5 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
+  tiling.says_last = !is_large(bytes_read);
   const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
   launch(kernel,
          {.grid = grid,
@@ -1232,6 +1239,7 @@ struct Flat {
   int channels;
   int run;        // neighbouring elements of one channel
   bool in_a_row;  // a vector's elements have channels that follow each other
+  bool is_large;  // the L2 cache is to keep what is read
 };
 
 // The channels of the elements of vector `vector`. Index is what counts a line's elements.
@@ -1274,7 +1282,12 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       if (vector >= flat.vectors) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
-        held[i][input] = *reinterpret_cast<const Bits*>(steps.input(input) + vector * size);
+        const Bits* const from = reinterpret_cast<const Bits*>(steps.input(input) + vector * size);
+        if constexpr (sizeof(Bits) == sizeof(uint4)) {
+          *reinterpret_cast<uint4*>(&held[i][input]) = welford::load_vector(from, flat.is_large);
+        } else {
+          held[i][input] = *from;
+        }
       }
     }
     int channels[size];
@@ -1334,6 +1347,7 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const int64_t repeats = int64_t{flat.channels} * flat.run;
   flat.line = repeats / std::gcd<int64_t>(repeats, size);
   flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
+  flat.is_large = is_large(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs);
 
   // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
   // share it. Many vectors far apart do best where the threads that the GPU has room for hold the tensor at once, and
