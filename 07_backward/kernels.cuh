@@ -337,15 +337,16 @@ struct Share {
   int turns;
 };
 
-// Who takes which rows: `teams` teams take turns, so that the rows that are worked on at the same time are neighbours.
+// Who takes which rows: teams take turns, so that the rows that are worked on at the same time are neighbours.
 //
 // A thread reads 16-byte vectors on 16-byte boundaries. Where rows are no whole vectors, the columns that such a vector
-// holds change from row to row; but every `period`-th row starts equally far past a boundary. There `teams` is a
-// multiple of the period: a team's rows are all of one kind, and its threads keep their columns.
+// holds change from row to row; but every `period`-th row starts equally far past a boundary, and is of one *kind* with
+// it. There the number of teams is a multiple of the period: a team's rows are all of one kind, and its threads keep
+// their columns.
 template <Layout layout>
 struct Split {
   int64_t rows;
-  int64_t step;        // from a team's row to its next: how many teams there are
+  int64_t step;        // from a team's row to its next: how many teams take turns
   int64_t advance[3];  // and the elements from the one to the other in x, dy and dh
   int64_t advance_dx;
   float inverse_cols;
@@ -353,6 +354,45 @@ struct Split {
   __device__ Share share_of(int64_t team) const {
     const int count = team < rows ? static_cast<int>((rows - team + step - 1) / step) : 0;
     return {team, count, count};
+  }
+};
+
+// Rows in parts of nearly the same size: the first `larger` parts have one row more than the others.
+struct Parts {
+  int64_t size;
+  int64_t larger;
+
+  __device__ int64_t begin_of(int64_t part) const { return part * size + (part < larger ? part : larger); }
+};
+
+// Clusters are few, and those beyond a multiple of the period are too many to do without. They take the last rows.
+// These are put in an order, first all of one kind, then all of the next, and each of these clusters has a *stretch* of
+// it. Where the kind changes, so do the columns, and the cluster begins anew, with another partial row.
+template <Layout layout>
+struct ClusterSplit {
+  int period;
+  int kinds_of_rows;       // as many as the period, or as rows
+  int turning;             // clusters that take turns, with the first rows
+  Split<layout> split[2];  // of those; and from a row to the next of its kind
+  Parts kinds;             // of the last rows
+  Parts stretches;
+
+  __device__ bool takes_turns(int cluster) const { return layout != Layout::alike || cluster < turning; }
+  __device__ const Split<layout>& split_of(int cluster) const { return split[takes_turns(cluster) ? 0 : 1]; }
+  // The kinds to ask share_of() for.
+  __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kinds_of_rows; }
+  // The cluster's rows of a kind. None has a partial row too, if the kind begins where the stretch ends; below zero the
+  // kind is not the cluster's.
+  __device__ Share share_of(int cluster, int kind) const {
+    if (takes_turns(cluster)) return split[0].share_of(cluster);
+    const int64_t begin = stretches.begin_of(cluster - turning);
+    const int64_t end = stretches.begin_of(cluster - turning + 1);
+    const int64_t first = kinds.begin_of(kind);
+    const int64_t next = kinds.begin_of(kind + 1);
+    if (first > end || next <= begin) return {0, -1, 0};
+    const int64_t from = begin < first ? first : begin;
+    const int count = static_cast<int>((end < next ? end : next) - from);
+    return {split[0].rows + kind + (from - first) * period, count, count};
   }
 };
 // [/snippet]
@@ -822,10 +862,10 @@ struct ClusterTeam {
   }
 };
 
-// Mail needs no fence. Rows that lie alike gain by that; but those of whole vectors are faster with the barrier, though
-// it waits for all stores.
-template <Layout layout>
-using ExchangeOf = std::conditional_t<layout == Layout::alike, ClusterMail, ClusterBarrier>;
+// Mail needs no fence. Rows that lie alike gain by that, and all rows where two blocks share a multiprocessor; but
+// whole vectors in one large block are faster with the barrier, though it waits for all stores.
+template <Layout layout, int resident>
+using ExchangeOf = std::conditional_t<layout == Layout::alike || resident == 2, ClusterMail, ClusterBarrier>;
 // [/snippet]
 
 // [snippet: column_sums]
@@ -864,6 +904,16 @@ struct ColumnSums {
       }
     }
   }
+  // To a partial row, by all threads of a block.
+  __device__ void write_row(float* to_dgamma, float* to_dbeta, const Its& columns) const {
+    if constexpr (layout == Layout::alike) {
+      write_through_shared(to_dgamma, dgamma, columns);
+      if constexpr (Pass::centered) write_through_shared(to_dbeta, dbeta, columns);
+    } else {
+      write(to_dgamma, to_dbeta, columns);
+    }
+  }
+  // By each thread for itself.
   __device__ void write(float* to_dgamma, float* to_dbeta, const Its& columns) const {
 #pragma unroll
     for (int i = 0; i < units; ++i) {
@@ -874,6 +924,23 @@ struct ColumnSums {
   }
 
  private:
+  // A lane has neighbouring columns, and no boundary to write them to as vectors: if each wrote its own, a store of a
+  // warp would go to as many sectors as it has lanes. So they change places in shared memory, where the ring was.
+  __device__ static void write_through_shared(float* row, const float (&sums)[units][each], const Its& columns) {
+    float* of_block = dynamic_shared<float>();  // [units][threads][each]
+    __syncthreads();                            // nobody reads what was there before
+#pragma unroll
+    for (int i = 0; i < units; ++i) {
+#pragma unroll
+      for (int k = 0; k < each; ++k) of_block[(columns.thread + i * columns.threads) * each + k] = sums[i][k];
+    }
+    __syncthreads();
+    for (int k = columns.thread; k < columns.end - columns.begin; k += columns.threads) {
+      const int column = columns.column_of_element(columns.begin + k - k % each, k % each);
+      if (column >= 0) row[column] = of_block[k];
+    }
+    __syncthreads();
+  }
   __device__ static void write_unit(float* row, const Its& columns, int i, const float (&sums)[each]) {
     if constexpr (layout == Layout::whole) {
 #pragma unroll
@@ -926,10 +993,12 @@ struct Weights {
       if constexpr (layout == Layout::whole) {
         vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i), 1.0f);
       } else {
+        // Each element is read, if need be column 0's: were it asked first, each read would wait for the one before.
 #pragma unroll
         for (int k = 0; k < each; ++k) {
-          const int column = columns.column(i, k);
-          vector.element[k] = has && column >= 0 ? gamma[column] : static_cast<G>(1.0f);
+          const int column = has ? columns.column(i, k) : -1;
+          const G element = gamma ? gamma[column < 0 ? 0 : column] : static_cast<G>(1.0f);
+          vector.element[k] = column < 0 ? static_cast<G>(1.0f) : element;
         }
       }
       if constexpr (in_registers) {
@@ -1149,30 +1218,37 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   ColumnSums<Pass, layout, units> sums;
   walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
   let_next_kernel_start();
-  if (partial.first) sums.write(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
+  if (partial.first) sums.write_row(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
 }
 
 // Each block of a cluster has one piece of its rows.
-template <class Pass, Layout layout, int units, int stages, int threads>
-__global__ void __launch_bounds__(threads, 1)
-    backward_cluster_per_row(Pass pass, PartialRows partial, Split<layout> split) {
+template <class Pass, Layout layout, int units, int stages, int threads, int resident>
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
+    backward_cluster_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows) {
   constexpr int warps = threads / lanes;
   __shared__ RowSums of_warps[2 * warps];
   __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
   __shared__ uint64_t arrivals[2];
   const Cluster cluster = this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks());
-  ClusterTeam<warps, ExchangeOf<layout>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
+  ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
   wait_for_previous_kernel();
   team.exchange.open();
   const int number = static_cast<int>(blockIdx.x) / blocks;
-  const Share share = split.share_of(number);
-  const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
-                                          static_cast<int>(cluster.block_rank()), blocks);
-  ColumnSums<Pass, layout, units> sums;
-  walk_rows(pass, team, Ring<Pass, layout, units, stages>(pass, split, columns, share, dynamic_shared<uint4>()), sums);
+  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
+    const Share share = rows.share_of(number, kind);
+    if (share.count < 0) continue;
+    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
+                                            static_cast<int>(cluster.block_rank()), blocks);
+    ColumnSums<Pass, layout, units> sums;
+    if (share.count > 0) {
+      walk_rows(pass, team,
+                Ring<Pass, layout, units, stages>(pass, rows.split_of(number), columns, share, dynamic_shared<uint4>()),
+                sums);
+    }
+    if (partial.first) sums.write_row(partial.dgamma(number + kind), partial.dbeta(number + kind), columns);
+  }
   let_next_kernel_start();
-  if (partial.first) sums.write(partial.dgamma(number), partial.dbeta(number), columns);
 }
 // [/snippet]
 
@@ -1346,11 +1422,12 @@ PartialRows partial_rows_of(const Pass& pass, int64_t count) {
 }
 
 // As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
-// them if that leaves none of the multiprocessors without: each team's partial row has to be read again.
-inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols) {
+// them if that leaves none of the multiprocessors without: each team's partial row has to be read again. `more` partial
+// rows come on top.
+inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
   const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
-  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols)}));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
 }
 
 // How many rows on a row starts equally far past a 16-byte boundary again.
@@ -1362,17 +1439,36 @@ int period_of(const Pass& pass) {
 
 // `teams`, or as many less as make them a multiple of the period; but one to each kind of row.
 inline int64_t teams_of_kinds(int64_t teams, int64_t period, int64_t rows) {
-  return teams < period ? std::min(period, rows) : teams / period * period;
+  return teams < period ? std::clamp<int64_t>(rows, 1, period) : teams / period * period;
 }
 
 template <Layout layout, class Pass>
-Split<layout> split_of(const Pass& pass, int64_t teams) {
+Split<layout> split_of(const Pass& pass, int64_t rows, int64_t step) {
   const auto& p = pass.p;
-  return {p.rows,
-          teams,
-          {teams * p.x_stride, teams * p.dy_stride, teams * p.dh_stride},
-          teams * p.dx_stride,
+  return {rows,
+          step,
+          {step * p.x_stride, step * p.dy_stride, step * p.dh_stride},
+          step * p.dx_stride,
           1.0f / static_cast<float>(p.cols)};
+}
+
+// Of `count` rows in `parts`.
+inline Parts parts_of(int64_t count, int64_t parts) {
+  return parts > 0 ? Parts{count / parts, count % parts} : Parts{0, 0};
+}
+
+template <Layout layout, class Pass>
+ClusterSplit<layout> cluster_split_of(const Pass& pass, int64_t clusters, int64_t period) {
+  const int64_t turning = clusters / period * period;
+  const int64_t first_rows = pass.p.rows * turning / clusters;
+  const int64_t last_rows = pass.p.rows - first_rows;
+  const int64_t kinds = std::min(period, last_rows);
+  return {static_cast<int>(period),
+          static_cast<int>(kinds),
+          static_cast<int>(turning),
+          {split_of<layout>(pass, first_rows, turning), split_of<layout>(pass, last_rows, period)},
+          parts_of(last_rows, kinds),
+          parts_of(last_rows, clusters - turning)};
 }
 
 template <Layout layout, class T>
@@ -1419,7 +1515,7 @@ bool launch_lanes(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, blocks * teams));
+         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
   launch_sum(pass.p, blocks, stream);
   return true;
 }
@@ -1441,7 +1537,7 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, blocks));
+         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks));
   launch_sum(pass.p, blocks, stream);
   return true;
 }
@@ -1453,13 +1549,13 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
-template <Layout layout, int units, int stages, int threads, class Pass>
-bool launch_cluster(const Pass& pass, cudaStream_t stream) {
-  const unsigned size = blocks_for(units_of_row<layout, typename Pass::T>(pass.p.cols), units * threads);
+// `size` blocks to a cluster, `resident` to a multiprocessor.
+template <Layout layout, int units, int stages, int threads, int resident, class Pass>
+bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
   if (size > most_blocks_of_cluster || !fits(shared_bytes)) return false;
   if (device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
-  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads>;
+  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
   const void* const address = reinterpret_cast<const void*>(kernel);
   check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{shared_bytes}),
              "asking for dynamic shared memory");
@@ -1481,8 +1577,11 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
   if (at_once == 0) return false;
-  const int64_t clusters =
-      teams_of_kinds(teams_for(pass.p.rows, at_once, pass.p.cols), period_of<layout>(pass), pass.p.rows);
+  const int64_t period = period_of<layout>(pass);
+  const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
+  const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, clusters, period);
+  const int64_t partial_rows =
+      rows.turning + (rows.kinds_of_rows > 0 ? clusters - rows.turning + rows.kinds_of_rows - 1 : 0);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
@@ -1490,8 +1589,8 @@ bool launch_cluster(const Pass& pass, cudaStream_t stream) {
           .cluster = size,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, clusters), split_of<layout>(pass, clusters));
-  launch_sum(pass.p, clusters, stream);
+         pass, partial_rows_of(pass, partial_rows), rows);
+  launch_sum(pass.p, partial_rows, stream);
   return true;
 }
 
@@ -1527,6 +1626,18 @@ inline constexpr bool has_room_for_four = !Pass::adds_dh && sizeof(typename Pass
 template <class Pass>
 inline constexpr int most_units_side_by_side = sizeof(typename Pass::G) == sizeof(typename Pass::T) ? 8 : 4;
 
+// The form of clusters that is fastest where it fits: two blocks of 224 threads to a multiprocessor, with four vectors
+// to a thread. Their rows have nothing to do with each other, so that one works while the other waits.
+inline constexpr int threads_of_pair = 224;
+
+// Its blocks for rows of `length` vectors; 0 where they would be more than a portable cluster has. Seven fill the 16 or
+// 18 multiprocessors of a group, which a cluster may not leave, worse than eight.
+inline unsigned pair_blocks_for(int64_t length) {
+  constexpr int64_t of_block = 4 * threads_of_pair;
+  const int64_t blocks = (length + of_block - 1) / of_block;
+  return blocks <= 6 ? static_cast<unsigned>(blocks) : blocks <= 8 ? 8 : 0;
+}
+
 // True where x and dy together take a small part of the second-level cache, and no block has many rows of a tile to
 // read or a row that is too long for it.
 template <class Pass>
@@ -1538,8 +1649,7 @@ bool is_small(const Pass& pass) {
          p.cols * element >= 512 && p.cols * element <= longest_row;
 }
 
-// Which shape takes which length was found by measuring on an H200; but what is small, and the four vectors of clusters
-// in 16 bits, by counting.
+// Which shape takes which length was found by measuring on an H200; but what is small by counting.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr Layout whole = Layout::whole;
@@ -1562,9 +1672,12 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   if (length <= 2 * 512) return launch_block<whole, 2, deep, 512, 1>(pass, stream);
   if constexpr (has_room_for_four<Pass>) {
     if (length <= 4 * 512) return launch_block<whole, 4, 3, 512, 1>(pass, stream);
-    return launch_cluster<whole, 4, 3, 512>(pass, stream);
+    unsigned pairs = pair_blocks_for(length);
+    if (length > 8 * 1024 && length <= 16 * 4 * threads_of_pair) pairs = 16;
+    if (pairs > 0) return launch_cluster<whole, 4, 3, threads_of_pair, 2>(pass, pairs, stream);
+    return launch_cluster<whole, 4, 3, 512, 1>(pass, blocks_for(length, 4 * 512), stream);
   } else {
-    return launch_cluster<whole, 2, deep, 512>(pass, stream);
+    return launch_cluster<whole, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
   }
 }
 
@@ -1586,14 +1699,15 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
   if constexpr (has_room_for_four<Pass>) {
     if (length <= 4 * 512) return launch_block<alike, 4, 3, 512, 1>(pass, stream);
-    // Few threads with many vectors have fewer instructions that do not hang on their number: the fewest that make the
-    // cluster no larger, without registers to spill.
-    if (blocks_for(length, 5 * 320) == blocks_for(length, 4 * 512)) {
-      return launch_cluster<alike, 5, 3, 320>(pass, stream);
-    }
-    return launch_cluster<alike, 8, 3, 256>(pass, stream);
+    const unsigned pairs = pair_blocks_for(length);
+    if (pairs > 0) return launch_cluster<alike, 4, 3, threads_of_pair, 2>(pass, pairs, stream);
+    // Longer rows take the fewest blocks that are no more than 8; and few threads with many vectors have fewer
+    // instructions that do not hang on their number.
+    if (length <= 8 * 4 * 256) return launch_cluster<alike, 4, 3, 256, 2>(pass, 8, stream);
+    if (length <= 8 * 5 * 320) return launch_cluster<alike, 5, 3, 320, 1>(pass, 8, stream);
+    return launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream);
   } else {
-    return launch_cluster<alike, 2, deep, 512>(pass, stream);
+    return launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
   }
 }
 
@@ -1604,10 +1718,10 @@ bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
   if (pass.p.cols <= 4 * 32) return launch_lanes<apart, 4, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 4) {
     if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
-    return launch_cluster<apart, 8, stages_in_room<Pass>, 512>(pass, stream);
+    return launch_cluster<apart, 8, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 8 * 512), stream);
   } else {
     if (pass.p.cols <= 16 * 256) return launch_block<apart, 16, 4, 256, 2>(pass, stream);
-    return launch_cluster<apart, 16, stages_in_room<Pass>, 512>(pass, stream);
+    return launch_cluster<apart, 16, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 16 * 512), stream);
   }
 }
 

@@ -8,6 +8,9 @@
 
 #include "07_backward/kernels.cuh"
 #include "common/harness/device.h"
+#ifdef WORKLOG_BACKEND_CPU
+#include "simt/simt.h"
+#endif
 
 namespace worklog {
 namespace {
@@ -152,22 +155,50 @@ TEST_F(Backward, ManyRowsKeepTheDigitsOfColumnSums) {
   EXPECT_LT(most, 32 * 0x1p-24);
 }
 
+void expect_column_sums(const RandomPass& pass) {
+  const std::vector<float> dgamma = pass.dgamma.download();
+  const std::vector<float> dbeta = pass.dbeta.download();
+  for (const int64_t col : {int64_t{0}, int64_t{1}, pass.cols / 2, pass.cols - 2, pass.cols - 1}) {
+    const ColumnReference want = reference_of(pass, col);
+    const double allowed = 16 * 0x1p-24 * want.typical;
+    EXPECT_NEAR(dgamma[col], want.dgamma, allowed) << pass.rows << " x " << pass.cols << ", " << col;
+    EXPECT_NEAR(dbeta[col], want.dbeta, allowed) << pass.rows << " x " << pass.cols << ", " << col;
+  }
+}
+
 // Rows that are no whole vectors are sorted by where they start. Whatever the number of teams is, each row counts once:
-// the sums over few rows, one, as many as there are kinds of rows, and one more.
+// the sums over no rows, few, one, as many as there are kinds of rows, and one more.
 TEST_F(Backward, RowsThatStartAnywhereAreCountedOnce) {
   for (const int64_t cols : {131, 1001, 4099}) {
-    for (const int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 133, 1057}) {
+    for (const int64_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 9, 133, 1057}) {
       RandomPass pass(rows, cols);
       pass.run();
-      const std::vector<float> dgamma = pass.dgamma.download();
-      const std::vector<float> dbeta = pass.dbeta.download();
-      for (const int64_t col : {int64_t{0}, int64_t{1}, cols / 2, cols - 2, cols - 1}) {
-        const ColumnReference want = reference_of(pass, col);
-        EXPECT_NEAR(dgamma[col], want.dgamma, 16 * 0x1p-24 * want.typical) << rows << " x " << cols << ", " << col;
-        EXPECT_NEAR(dbeta[col], want.dbeta, 16 * 0x1p-24 * want.typical) << rows << " x " << cols << ", " << col;
-      }
+      expect_column_sums(pass);
     }
   }
+}
+
+// The same of clusters: fewer of them than kinds of rows, a multiple, and others.
+TEST_F(Backward, ClustersCountRowsThatStartAnywhereOnce) {
+#ifdef WORKLOG_BACKEND_CPU
+  const simt::Options before = simt::options();
+  for (const unsigned clusters : {2, 3, 4, 7, 9}) {
+    simt::Options options = before;
+    options.multiprocessors = 2 * clusters;
+    options.blocks_per_multiprocessor = 1;
+    simt::set_options(options);
+#else
+  {
+#endif
+    for (const int64_t rows : {0, 1, 2, 3, 5, 8, 9, 30, 61}) {
+      RandomPass pass(rows, 8201);
+      pass.run();
+      expect_column_sums(pass);
+    }
+  }
+#ifdef WORKLOG_BACKEND_CPU
+  simt::set_options(before);
+#endif
 }
 
 }  // namespace
