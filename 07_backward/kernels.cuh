@@ -371,7 +371,7 @@ struct Parts {
 template <Layout layout>
 struct ClusterSplit {
   int period;
-  int kinds_of_rows;       // as many as the period, or as rows
+  int kind_count;          // the period, or how many last rows there are if they are fewer
   int turning;             // clusters that take turns, with the first rows
   Split<layout> split[2];  // of those; and from a row to the next of its kind
   Parts kinds;             // of the last rows
@@ -380,7 +380,7 @@ struct ClusterSplit {
   __device__ bool takes_turns(int cluster) const { return layout != Layout::alike || cluster < turning; }
   __device__ const Split<layout>& split_of(int cluster) const { return split[takes_turns(cluster) ? 0 : 1]; }
   // The kinds to ask share_of() for.
-  __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kinds_of_rows; }
+  __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kind_count; }
   // The cluster's rows of a kind. None has a partial row too, if the kind begins where the stretch ends; below zero the
   // kind is not the cluster's.
   __device__ Share share_of(int cluster, int kind) const {
@@ -1580,8 +1580,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   const int64_t period = period_of<layout>(pass);
   const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
   const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, clusters, period);
-  const int64_t partial_rows =
-      rows.turning + (rows.kinds_of_rows > 0 ? clusters - rows.turning + rows.kinds_of_rows - 1 : 0);
+  const int64_t partial_rows = rows.turning + (rows.kind_count > 0 ? clusters - rows.turning + rows.kind_count - 1 : 0);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
