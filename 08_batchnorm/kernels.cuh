@@ -506,6 +506,19 @@ __device__ inline SplitMoments merge(const Team& team, int parts, const SplitMom
 }
 // [/snippet]
 
+// A sum of thousands of values, one after the other, loses what a sum of short sums keeps: what is added is then never
+// small against what it is added to.
+struct RunningSum {
+  float lately;  // the values since the last fold()
+  float before;
+
+  __device__ void fold() {
+    before += lately;
+    lately = 0.0f;
+  }
+  __device__ float all() const { return before + lately; }
+};
+
 // Asks for what is needed later. `from` may be null.
 template <class V>
 __device__ inline void prefetch([[maybe_unused]] const V* from, [[maybe_unused]] int i) {
@@ -541,23 +554,30 @@ struct TrainSteps {
   // from the mean makes the sum of squares 1 + z^2 times as large as it need be, and its roundings; of 50000 channels
   // one has a first value with z = 4.2, where the middle of two has 3.
   struct Sums {
-    float pivot, sum, squares;
+    float pivot;
+    RunningSum sum, squares;
+
+    __device__ void fold() {
+      sum.fold();
+      squares.fold();
+    }
   };
   __device__ Sums start(int, float x, float next, float scale) const {
-    return {0.5f * (x * scale) + 0.5f * (next * scale), 0.0f, 0.0f};
+    return {0.5f * (x * scale) + 0.5f * (next * scale), {}, {}};
   }
   __device__ void add(Sums& sums, float x, float, float scale) const {
     const float d = fmaf(x, scale, -sums.pivot);
-    sums.sum += d;
-    sums.squares = fmaf(d, d, sums.squares);
+    sums.sum.lately += d;
+    sums.squares.lately = fmaf(d, d, sums.squares.lately);
   }
 
   using Partial = SplitMoments;  // of a thread
   __device__ Partial partial(const Sums& sums, int count, int, float) const {
     if (count == 0) return {};
     const float n = static_cast<float>(count);
-    const float rest = sums.sum * (1.0f / n);  // one division for all of a vector's elements
-    const float m2 = sums.squares - sums.sum * rest;
+    const float sum = sums.sum.all();
+    const float rest = sum * (1.0f / n);  // one division for all of a vector's elements
+    const float m2 = sums.squares.all() - sum * rest;
     return {n, sums.pivot, rest, m2 < 0.0f ? 0.0f : m2};
   }
   __device__ Partial partial_of_element(int64_t i, int, float scale) const {
@@ -664,12 +684,18 @@ struct BackwardSteps {
   }
 
   struct Sums {
-    float mean, dy, dy_centered;
+    float mean;
+    RunningSum dy, dy_centered;
+
+    __device__ void fold() {
+      dy.fold();
+      dy_centered.fold();
+    }
   };
-  __device__ Sums start(int channel, float, float, float) const { return {p.save_mean[channel], 0.0f, 0.0f}; }
+  __device__ Sums start(int channel, float, float, float) const { return {p.save_mean[channel], {}, {}}; }
   __device__ void add(Sums& sums, float dy, float x, float scale) const {
-    sums.dy += dy;
-    sums.dy_centered = fmaf(dy, (x - sums.mean) * scale, sums.dy_centered);
+    sums.dy.lately += dy;
+    sums.dy_centered.lately = fmaf(dy, (x - sums.mean) * scale, sums.dy_centered.lately);
   }
 
   struct Partial {
@@ -677,7 +703,7 @@ struct BackwardSteps {
   };
   __device__ Partial partial(const Sums& sums, int, int channel, float scale) const {
     const float to_xhat = p.save_invstd[channel] * (scale == 1.0f ? 1.0f : 1.0f / small_scale);
-    return {sums.dy, sums.dy_centered * to_xhat};
+    return {sums.dy.all(), sums.dy_centered.all() * to_xhat};
   }
   __device__ Partial partial_of_element(int64_t i, int channel, float) const {
     const float dy = to_float(p.dy[i]);
@@ -763,7 +789,11 @@ __device__ inline int read_forwards(const Ring& ring, const Steps& steps, const 
   int b = 0;
 #pragma unroll 1
   for (int done = 0; done < part.count; done += batch) {
-    if (done > 0 && ++b == Ring::batches) b = 0;
+    if (done > 0 && ++b == Ring::batches) {
+      b = 0;
+#pragma unroll
+      for (int k = 0; k < size; ++k) sums[k].fold();
+    }
     ring.wait_for_oldest();
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
