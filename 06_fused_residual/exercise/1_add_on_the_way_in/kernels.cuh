@@ -9,6 +9,7 @@
 
 namespace worklog::fused_residual {
 
+using welford::load_vector;
 using welford::Rows;
 
 // The sum of two vectors, rounded to T: once, as if it had been exact before.
@@ -73,8 +74,8 @@ struct AddSteps : Norm {
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = *reinterpret_cast<const uint4*>(x_row + place.column(first + j));
-        b[j] = *reinterpret_cast<const uint4*>(residual_row + place.column(first + j));
+        a[j] = load_vector(x_row + place.column(first + j), this->keeps);
+        b[j] = load_vector(residual_row + place.column(first + j), this->keeps);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {

@@ -9,6 +9,7 @@
 
 namespace worklog::fused_residual {
 
+using welford::load_vector;
 using welford::Rows;
 
 // The sum of two vectors, rounded to T: once, as if it had been exact before.
@@ -73,8 +74,8 @@ struct AddSteps : Norm {
     T* h_row = h + i * this->p.x_stride;
     for (int k = 0; k < Share::vectors; ++k) {
       if (!place.has(k)) continue;
-      const uint4 a = *reinterpret_cast<const uint4*>(x_row + place.column(k));
-      const uint4 b = *reinterpret_cast<const uint4*>(residual_row + place.column(k));
+      const uint4 a = load_vector(x_row + place.column(k), this->keeps);
+      const uint4 b = load_vector(residual_row + place.column(k), this->keeps);
       *reinterpret_cast<uint4*>(h_row + place.column(k)) = add_vectors<T>(a, b);
     }
     if (place.has_edge()) h_row[place.edge] = sum_of(x_row[place.edge], residual_row[place.edge]);
