@@ -506,8 +506,8 @@ __device__ inline SplitMoments merge(const Team& team, int parts, const SplitMom
 }
 // [/snippet]
 
-// A sum of thousands of values, one after the other, loses what a sum of short sums keeps: what is added is then never
-// small against what it is added to.
+// A sum of thousands of values, one after the other, rounds each of them to fit the large sum. A sum of short sums does
+// so with few: those that a fold() adds.
 struct RunningSum {
   float lately;  // the values since the last fold()
   float before;
