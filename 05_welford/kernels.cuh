@@ -260,41 +260,54 @@ __device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int
 // [/snippet]
 
 // [snippet: keeping]
-// What the L2 cache is told of the tensors that are read, where they are much larger than it: that their lines are the
-// last to give up their places. It is not for their own sake. So the lines of y, which are written, are the first to
-// go.
+// When the lines that are read leave the L2 cache: before others, in turn, or after others. Where tensors are much
+// larger than the cache, they leave last. It is not for their own sake: so the lines of y, which are written, leave
+// first.
+enum class Leaves { first, in_turn, last };
+
+// The same in the form that an instruction takes. All lanes of a warp must ask for the same.
+__device__ inline uint64_t advice_of([[maybe_unused]] Leaves leaves) {
+  uint64_t advice = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-__device__ inline uint64_t last_to_go() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+  if (leaves == Leaves::first) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(advice));
+  } else if (leaves == Leaves::in_turn) {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(advice));
+  } else {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(advice));
+  }
+#endif
+  return advice;
 }
 
-__device__ inline uint4 load_vector(const void* from, bool keeps) {
-  if (!keeps) return *static_cast<const uint4*>(from);
+__device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t advice) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint4 v;
   asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from), "l"(last_to_go())
+               : "l"(from), "l"(advice)
                : "memory");
   return v;
+#else
+  return *static_cast<const uint4*>(from);
+#endif
 }
 
 // Into shared memory, asynchronously.
-__device__ inline void copy_keeping(uint4* to, const void* from) {
+__device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]] uint64_t advice) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "l"(last_to_go())
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(advice)
                : "memory");
-}
 #else
-__device__ inline uint4 load_vector(const void* from, bool) {
-  return *static_cast<const uint4*>(from);
-}
-__device__ inline void copy_keeping(uint4* to, const void* from) {
   __pipeline_memcpy_async(to, from, 16);
-}
 #endif
+}
+
+// For a launch that reads so much: last, from some times what the cache holds.
+inline Leaves leaves_of(int64_t bytes_read, int times) {
+  return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Leaves::last : Leaves::in_turn;
+}
 // [/snippet]
 
 // [snippet: load_step]
@@ -307,10 +320,11 @@ struct RowShare {
 
   // All loads are issued before the first value is used.
   template <class Place>
-  __device__ void load(const T* row, const Place& place, bool keeps = false) {
+  __device__ void load(const T* row, const Place& place, Leaves leaves = Leaves::in_turn) {
+    const uint64_t advice = advice_of(leaves);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (place.has(i)) vector[i] = load_vector(row + place.column(i), keeps);
+      if (place.has(i)) vector[i] = load_vector(row + place.column(i), advice);
     }
     if (place.has_edge()) edge = row[place.edge];
   }
@@ -528,7 +542,7 @@ struct LayerNormSteps {
   static constexpr bool has_beta = true;
   static constexpr int reads = 1;  // tensors
   LayerNormForward<T, G> p;
-  bool keeps = false;  // the L2 cache is told to keep what is read: the launch knows whether that is good
+  Leaves leaves = Leaves::in_turn;  // what is read leaves the L2 cache: the launch knows when
 
   // The row that is normalized, for a second look at it.
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
@@ -537,7 +551,7 @@ struct LayerNormSteps {
   // The load step: a thread's share of row i.
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, keeps);
+    share.load(row(i), place, leaves);
   }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.
@@ -945,7 +959,7 @@ struct RowRing {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < reads; ++tensor) {
-      copy_keeping(cell(slot, tensor, i), ahead[tensor] + i * place.step);
+      copy_vector(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
     }
   }
   __device__ void end_row(int slot) {
@@ -1528,7 +1542,7 @@ void normalize_rows(Steps steps, cudaStream_t stream) {
   const int64_t rows = steps.p.rows;
   const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
   const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
-  steps.keeps = bytes_read > 2 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
+  steps.leaves = leaves_of(bytes_read, 2);
   for (int64_t done = 0; done < rows; done += largest_grid) {
     steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
     if (steps.is_given()) {

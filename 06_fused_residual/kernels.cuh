@@ -11,7 +11,9 @@ namespace worklog::fused_residual {
 
 using vectorized::vector_size;
 using welford::About;
+using welford::advice_of;
 using welford::LayerNormSteps;
+using welford::Leaves;
 using welford::load_vector;
 using welford::normalize_rows;
 using welford::Rows;
@@ -66,14 +68,14 @@ struct RmsNormSteps {
   static constexpr bool has_beta = false;
   static constexpr int reads = 1;
   RmsNormForward<T, G> p;
-  bool keeps = false;
+  Leaves leaves = Leaves::in_turn;
 
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
   __host__ __device__ const G* beta() const { return nullptr; }
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, keeps);
+    share.load(row(i), place, leaves);
   }
   __device__ const T* source(int, int64_t i) const { return row(i); }
   template <class Part>
@@ -129,14 +131,15 @@ struct AddSteps : Norm {
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
     T* h_row = h + i * this->p.x_stride;
+    const uint64_t advice = advice_of(this->leaves);
 #pragma unroll
     for (int first = 0; first < Share::vectors; first += batch) {
       uint4 a[batch], b[batch];
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = load_vector(x_row + place.column(first + j), this->keeps);
-        b[j] = load_vector(residual_row + place.column(first + j), this->keeps);
+        a[j] = load_vector(x_row + place.column(first + j), advice);
+        b[j] = load_vector(residual_row + place.column(first + j), advice);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {

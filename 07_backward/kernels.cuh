@@ -28,6 +28,10 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::block_sum;
 using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
+using welford::advice_of;
+using welford::copy_vector;
+using welford::Leaves;
+using welford::leaves_of;
 using welford::ParameterVector;
 using welford::unpack;
 
@@ -314,7 +318,7 @@ struct Pass {
   static constexpr bool adds_dh = adds_dh_;
   static constexpr int tensors = adds_dh ? 3 : 2;  // that are read
   LayerNormBackward<T, G> p;
-  bool keeps;  // the L2 cache is told to keep what is read, as in stage 05
+  Leaves leaves;  // when what is read leaves the L2 cache, as in stage 05
 
   __device__ const T* tensor(int i) const { return i == 0 ? p.x : i == 1 ? p.dy : p.dh; }
   __device__ int64_t stride(int i) const { return i == 0 ? p.x_stride : i == 1 ? p.dy_stride : p.dh_stride; }
@@ -457,26 +461,6 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
 // [/snippet]
 
 // [snippet: ring]
-// What the L2 cache is told of the lines that are copied: to keep them, or nothing in particular.
-__device__ inline uint64_t advice_of([[maybe_unused]] bool keeps) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint64_t as_others;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(as_others));
-  return keeps ? welford::last_to_go() : as_others;
-#else
-  return 0;
-#endif
-}
-__device__ inline void copy_told(uint4* to, const void* from, [[maybe_unused]] uint64_t advice) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(advice)
-               : "memory");
-#else
-  __pipeline_memcpy_async(to, from, 16);
-#endif
-}
-
 // Pieces of `stages` rows in shared memory, of each tensor. Copies of 16 bytes start on their way and are waited for
 // later. A thread copies the vectors that it will read itself: it needs no barrier to read them. As soon as it has read
 // one for the last time, the copy of the row that is `stages` rows later starts into its place.
@@ -524,7 +508,7 @@ struct Ring {
         share(share),
         cells(shared + columns.thread),
         slot_size(Pass::tensors * vectors_for(columns.threads)),
-        advice(advice_of(pass.keeps)) {
+        advice(advice_of(pass.leaves)) {
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
       from[tensor] = pass.tensor(tensor) + share.first * pass.stride(tensor) + columns.column(0);
@@ -612,7 +596,7 @@ struct Ring {
     if (copied >= share.count || i >= units_copied) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      copy_told(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, advice);
+      copy_vector(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, advice);
     }
   }
   __device__ void end_row(int slot) {
@@ -1750,8 +1734,7 @@ bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
 template <class T, class G, bool centered, bool adds_dh>
 void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const bool keeps = bytes_read > 4 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
-  const Pass<T, G, centered, adds_dh> pass = {p, keeps};
+  const Pass<T, G, centered, adds_dh> pass = {p, leaves_of(bytes_read, 4)};
   // A tensor that is not there lies like any other.
   const auto starts_like_x = [&](const T* first, int64_t stride) {
     const auto apart = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(p.x);

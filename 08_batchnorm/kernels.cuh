@@ -23,6 +23,11 @@ using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
 using welford::add_value;
+using welford::advice_of;
+using welford::copy_vector;
+using welford::Leaves;
+using welford::leaves_of;
+using welford::load_vector;
 using welford::Moments;
 
 // Throws where the batch variance does not exist, as PyTorch does.
@@ -304,7 +309,7 @@ struct Tiling {
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
   int team_bits;      // a channel has 2^team_bits lanes
-  bool says_last;     // to the L2 cache, of what it reads for the last time
+  Leaves leaves;      // when what is read leaves the L2 cache
 };
 
 // What one block has of a tensor, and where in it this thread stands.
@@ -394,20 +399,6 @@ struct Walk {
 // [/snippet]
 
 // [snippet: ring]
-// 16 bytes into shared memory, asynchronously, that the L2 cache may give up first: they will not be read again.
-__device__ inline void copy_once(void* to, const void* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint64_t first_to_go;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from), "l"(first_to_go)
-               : "memory");
-#else
-  __pipeline_memcpy_async(to, from, 16);
-#endif
-}
-
 // A thread's vectors on their way: those that it has asked for and not yet used, and those that it used last. Each
 // thread reads only what it has put there itself, so that there is no barrier: waiting for its own copies is enough.
 // Copies are asked for, and waited for, in batches.
@@ -418,8 +409,8 @@ struct Ring {
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
-  Bits* slots;     // of this thread; those of a block's threads lie side by side
-  bool says_last;  // the L2 cache may first give up what is read for the last time; else it is to keep all that is read
+  Bits* slots;    // of this thread; those of a block's threads lie side by side
+  Leaves leaves;  // when what is read leaves the L2 cache; if in turn, the last readings leave first
 
   __device__ Bits* slot(int of_batch, int i, int input) const {
     return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
@@ -427,12 +418,11 @@ struct Ring {
   __device__ void fetch(int of_batch, int i, int input, const T* from, bool is_last) const {
     Bits* const to = slot(of_batch, i, input);
     if constexpr (sizeof(Bits) == 16) {
-      if (!says_last) {
-        welford::copy_keeping(reinterpret_cast<uint4*>(to), from);
-      } else if (is_last) {
-        copy_once(to, from);
+      // Two calls: the advice is the same for all lanes.
+      if (is_last && leaves == Leaves::in_turn) {
+        copy_vector(reinterpret_cast<uint4*>(to), from, advice_of(Leaves::first));
       } else {
-        __pipeline_memcpy_async(to, from, sizeof(Bits));
+        copy_vector(reinterpret_cast<uint4*>(to), from, advice_of(leaves));
       }
     } else if constexpr (sizeof(Bits) >= 4) {
       __pipeline_memcpy_async(to, from, sizeof(Bits));
@@ -992,7 +982,7 @@ template <class Steps, int size, bool images, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
-  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, tiling.says_last};
+  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, tiling.leaves};
   for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
     normalize_tile<Steps, size, images, Config>(steps, tiling, tile, ring,
                                                 memory + Ring::bytes_of_thread * Config::threads);
@@ -1125,11 +1115,9 @@ struct Config {
 using LargeConfig = Config<512, 10, 2>;
 using SmallConfig = Config<256, 4, 1>;
 
-// As measured: of what is a few times the cache, more is hit if the last readings make room; of more, reads and writes
-// hinder each other less if y goes first, as in stage 05.
-inline bool is_large(int64_t bytes_read) {
-  return bytes_read > 4 * int64_t{device_attribute(cudaDevAttrL2CacheSize)};
-}
+// As measured: of what is up to so many times the L2 cache, more is hit if the last readings make room; of more, reads
+// and writes hinder each other less if y leaves first, as in stage 05.
+inline constexpr int caches_to_hit = 4;
 
 template <int size, bool images, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
@@ -1149,7 +1137,7 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
   const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
-  tiling.says_last = !is_large(bytes_read);
+  tiling.leaves = leaves_of(bytes_read, caches_to_hit);
   const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
   launch(kernel,
          {.grid = grid,
@@ -1269,7 +1257,7 @@ struct Flat {
   int channels;
   int run;        // neighbouring elements of one channel
   bool in_a_row;  // a vector's elements have channels that follow each other
-  bool is_large;  // the L2 cache is to keep what is read
+  Leaves leaves;  // when what is read leaves the L2 cache
 };
 
 // The channels of the elements of vector `vector`. Index is what counts a line's elements.
@@ -1314,7 +1302,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       for (int input = 0; input < Steps::inputs; ++input) {
         const Bits* const from = reinterpret_cast<const Bits*>(steps.input(input) + vector * size);
         if constexpr (sizeof(Bits) == sizeof(uint4)) {
-          *reinterpret_cast<uint4*>(&held[i][input]) = welford::load_vector(from, flat.is_large);
+          *reinterpret_cast<uint4*>(&held[i][input]) = load_vector(from, advice_of(flat.leaves));
         } else {
           held[i][input] = *from;
         }
@@ -1377,7 +1365,7 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const int64_t repeats = int64_t{flat.channels} * flat.run;
   flat.line = repeats / std::gcd<int64_t>(repeats, size);
   flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
-  flat.is_large = is_large(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs);
+  flat.leaves = leaves_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
 
   // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
   // share it. Many vectors far apart do best where the threads that the GPU has room for hold the tensor at once, and

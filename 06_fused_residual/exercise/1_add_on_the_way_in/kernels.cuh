@@ -9,6 +9,7 @@
 
 namespace worklog::fused_residual {
 
+using welford::advice_of;
 using welford::load_vector;
 using welford::Rows;
 
@@ -68,14 +69,15 @@ struct AddSteps : Norm {
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
     T* h_row = h + i * this->p.x_stride;
+    const uint64_t advice = advice_of(this->leaves);
 #pragma unroll
     for (int first = 0; first < Share::vectors; first += batch) {
       uint4 a[batch], b[batch];
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = load_vector(x_row + place.column(first + j), this->keeps);
-        b[j] = load_vector(residual_row + place.column(first + j), this->keeps);
+        a[j] = load_vector(x_row + place.column(first + j), advice);
+        b[j] = load_vector(residual_row + place.column(first + j), advice);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {

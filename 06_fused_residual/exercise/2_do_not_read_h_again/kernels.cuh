@@ -9,6 +9,7 @@
 
 namespace worklog::fused_residual {
 
+using welford::advice_of;
 using welford::load_vector;
 using welford::Rows;
 
@@ -72,10 +73,11 @@ struct AddSteps : Norm {
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
     T* h_row = h + i * this->p.x_stride;
+    const uint64_t advice = advice_of(this->leaves);
     for (int k = 0; k < Share::vectors; ++k) {
       if (!place.has(k)) continue;
-      const uint4 a = load_vector(x_row + place.column(k), this->keeps);
-      const uint4 b = load_vector(residual_row + place.column(k), this->keeps);
+      const uint4 a = load_vector(x_row + place.column(k), advice);
+      const uint4 b = load_vector(residual_row + place.column(k), advice);
       *reinterpret_cast<uint4*>(h_row + place.column(k)) = add_vectors<T>(a, b);
     }
     if (place.has_edge()) h_row[place.edge] = sum_of(x_row[place.edge], residual_row[place.edge]);
