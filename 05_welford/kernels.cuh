@@ -265,19 +265,17 @@ __device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int
 // first.
 enum class Leaves { first, in_turn, last };
 
-// The same in the form that an instruction takes. All lanes of a warp must ask for the same.
+// The same in the form that an instruction takes. A choice and no branch, which the first load would wait for.
 __device__ inline uint64_t advice_of([[maybe_unused]] Leaves leaves) {
-  uint64_t advice = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if (leaves == Leaves::first) {
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(advice));
-  } else if (leaves == Leaves::in_turn) {
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(advice));
-  } else {
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(advice));
-  }
+  uint64_t first, in_turn, last;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(in_turn));
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+  return leaves == Leaves::first ? first : leaves == Leaves::in_turn ? in_turn : last;
+#else
+  return 0;
 #endif
-  return advice;
 }
 
 __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t advice) {
