@@ -465,6 +465,10 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
 // later. A thread copies the vectors that it will read itself: it needs no barrier to read them. As soon as it has read
 // one for the last time, the copy of the row that is `stages` rows later starts into its place.
 //
+// Two lanes ask for a sector of 32 bytes together only if they write into one sector of shared memory as well. Half of
+// the rows that lie alike start in mid-sector. In the ring the vectors of such a row are one place further on, in a
+// circle of a warp's places. So a copy may go where another lane has read, but always one of its own warp.
+//
 // Where rows lie alike, the first vector of a row and the last are *edges*: they hold elements of its neighbours too.
 // They come like all others, whole, so that nobody waits for them. (Should dx lie in the place of x or dy, a
 // neighbour's elements may be old or new: they are overwritten before anyone uses them.) What has to be done for single
@@ -482,9 +486,12 @@ struct Ring {
   const Split<layout>& split;
   Its columns;
   Share share;
-  uint4* cells;   // [stages][tensors][units][threads], from this thread's on
+  uint4* cells;   // [stages][tensors][vectors_for(threads)], from this thread's on
   int slot_size;  // vectors
   uint64_t advice;
+
+  int on_in_even = 0;  // how far the thread's vectors are moved on in the row of an even turn,
+  int on_in_odd = 0;   // and in that of an odd one
 
   const T* from[Pass::tensors];  // the thread's first column in the row that is copied next
   int copied = 0;                // rows whose copies have started
@@ -494,8 +501,9 @@ struct Ring {
   bool writes_edge = false;  // an element of it,
   int edge_offset = 0;       // so far from the thread's first column
 
-  // Vectors of a tensor's piece of a row. The last is for the elements that have to be moved.
-  __host__ __device__ static constexpr int vectors_for(int threads) { return units * threads + (has_edges ? 1 : 0); }
+  // Vectors of a tensor's piece of a row. Behind those of the threads is that of the elements that have to be moved; in
+  // one of two places, as it moves on with the others.
+  __host__ __device__ static constexpr int vectors_for(int threads) { return units * threads + (has_edges ? 2 : 0); }
   // Vectors of the whole ring. The last are a row's two edges of dx.
   __host__ __device__ static constexpr int size_for(int threads) {
     return stages * Pass::tensors * vectors_for(threads) + (has_edges ? 2 : 0);
@@ -516,16 +524,22 @@ struct Ring {
 #pragma unroll
     for (int i = 0; i < units; ++i) units_of_thread += columns.has(i) ? 1 : 0;
     units_copied = units_of_thread;
-    if constexpr (has_edges) find_edges();
+    if constexpr (has_edges) {
+      find_edges();
+      find_places();
+      for (int slot = 0; slot < stages && starts_before_row(0) && columns.moved == 0; ++slot) {
+        for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+          for (int on = 0; on < 2; ++on) *cell(slot * slot_size + on, tensor, units) = {0, 0, 0, 0};
+        }
+      }
+    } else {
       // A unit that the thread does not have is zeros, which add nothing to a sum: it need not be asked for.
 #pragma unroll
-    for (int i = 0; i < units; ++i) {
-      for (int slot = 0; slot < stages && !has(i); ++slot) {
-        for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, i) = {0, 0, 0, 0};
+      for (int i = 0; i < units; ++i) {
+        for (int slot = 0; slot < stages && !has(i); ++slot) {
+          for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot * slot_size, tensor, i) = {0, 0, 0, 0};
+        }
       }
-    }
-    for (int slot = 0; slot < stages && starts_before_row(0) && columns.moved == 0; ++slot) {
-      for (int tensor = 0; tensor < Pass::tensors; ++tensor) *cell(slot, tensor, units) = {0, 0, 0, 0};
     }
   }
 
@@ -536,16 +550,21 @@ struct Ring {
   __device__ uint4* end() const {
     return cells - columns.thread + size_for(columns.threads);
   }
+  // Where the thread's vectors of a turn's row are in the ring.
+  __device__ int place_of(int slot, int turn) const {
+    return slot * slot_size + (!has_edges ? 0 : turn % 2 == 0 ? on_in_even : on_in_odd);
+  }
   // The column that write() and write_edges() count from.
   __device__ int first_column() const {
     return columns.column(0);
   }
-  // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking.
+  // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking. And a place that moves
+  // on does not stay zeros.
   __device__ bool reads(int i) const {
-    return units <= 2 || has(i);
+    return (units <= 2 && !has_edges) || has(i);
   }
-  __device__ auto read(int slot, int tensor, int i, int) const {
-    const Floats<T> all = unpack<T>(*cell(slot, tensor, i));
+  __device__ auto read(int place, int tensor, int i, int) const {
+    const Floats<T> all = unpack<T>(*cell(place, tensor, i));
     Unit<elements> floats;
 #pragma unroll
     for (int k = 0; k < elements; ++k) floats.at[k] = all.at[k];
@@ -553,14 +572,14 @@ struct Ring {
   }
   // Before the first read, by whole warps: puts what the row's last vector has, and zeros behind that, in the place of
   // the neighbour's elements in the first.
-  __device__ void prepare(int slot, bool has_row) const {
+  __device__ void prepare(int place, bool has_row) const {
     if constexpr (has_edges) {
       if (columns.begin >= 0 || columns.thread >= lanes) return;
       __syncwarp();
       if (has_row && columns.thread < -columns.begin) {
 #pragma unroll
         for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-          first_vector(slot, tensor)[columns.thread] = moved(slot, tensor)[columns.thread];
+          first_vector(place, tensor)[columns.thread] = moved(place, tensor)[columns.thread];
         }
       }
       __syncwarp();
@@ -592,19 +611,19 @@ struct Ring {
   }
 
   // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started.
-  __device__ void start_copy(int slot, int i) const {
+  __device__ void start_copy(int place, int i) const {
     if (copied >= share.count || i >= units_copied) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      copy_vector(cell(slot, tensor, i), from[tensor] + i * columns.threads * elements, advice);
+      copy_vector(cell(place, tensor, i), from[tensor] + i * columns.threads * elements, advice);
     }
   }
-  __device__ void end_row(int slot) {
+  __device__ void end_row(int place) {
     if (copied < share.count && copies_row_end()) {
       const int i = units_copied < units_of_thread ? units_copied : units;
 #pragma unroll
       for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-        copy_first(cell(slot, tensor, i), from[tensor] + (columns.tail - columns.column(0)), columns.last);
+        copy_first(cell(place, tensor, i), from[tensor] + (columns.tail - columns.column(0)), columns.last);
       }
     }
     __pipeline_commit();
@@ -614,30 +633,31 @@ struct Ring {
   }
   // A whole row: one of a share's first.
   __device__ void start_row(int slot) {
+    const int place = place_of(slot, copied);
     const bool starts_before_tensor = starts_before_row(0) && share.first == 0 && copied == 0;
     if (starts_before_tensor && share.count > 0) {  // what lies before the tensor is not ours to read
       for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-        for (int k = -columns.begin; k < elements; ++k) first_vector(slot, tensor)[k] = from[tensor][k];
+        for (int k = -columns.begin; k < elements; ++k) first_vector(place, tensor)[k] = from[tensor][k];
       }
     }
 #pragma unroll
     for (int i = 0; i < units; ++i) {
-      if (i > 0 || !starts_before_tensor) start_copy(slot, i);
+      if (i > 0 || !starts_before_tensor) start_copy(place, i);
     }
-    end_row(slot);
+    end_row(place);
   }
 
  private:
-  __device__ uint4* cell(int slot, int tensor, int i) const {
-    return cells + slot * slot_size + tensor * vectors_for(columns.threads) + i * columns.threads;
+  __device__ uint4* cell(int place, int tensor, int i) const {
+    return cells + place + tensor * vectors_for(columns.threads) + i * columns.threads;
   }
   // Of the team's first thread.
-  __device__ T* first_vector(int slot, int tensor) const {
-    return reinterpret_cast<T*>(cell(slot, tensor, 0) - columns.thread);
+  __device__ T* first_vector(int place, int tensor) const {
+    return reinterpret_cast<T*>(cell(place, tensor, 0) - columns.thread);
   }
   // The row's elements that have to be moved, and zeros.
-  __device__ T* moved(int slot, int tensor) const {
-    return reinterpret_cast<T*>(cell(slot, tensor, units) - columns.thread);
+  __device__ T* moved(int place, int tensor) const {
+    return reinterpret_cast<T*>(cell(place, tensor, units) - columns.thread);
   }
   __device__ uint4* edges_of_dx() const {
     return end() - 2;
@@ -650,6 +670,14 @@ struct Ring {
     return has_edges && (units_copied < units_of_thread || (columns.moved > 0 && starts_before_row(0)));
   }
 
+  // A share's first row starts in mid-sector or not. The next one does what it does, or the two alternate.
+  __device__ void find_places() {
+    const int circle = columns.threads < lanes ? columns.threads : lanes;
+    const int next = columns.thread % circle == circle - 1 ? 1 - circle : 1;
+    const auto apart = reinterpret_cast<uintptr_t>(from[0]) ^ reinterpret_cast<uintptr_t>(cells);
+    on_in_even = apart / 16 % 2 == 0 ? 0 : next;
+    on_in_odd = split.advance[0] / elements % 2 == 0 ? on_in_even : next - on_in_even;
+  }
   // A lane for each element of the first vector, then one for each of the last.
   __device__ void find_edges() {
     const int warp = columns.thread / lanes;
@@ -695,6 +723,7 @@ struct Ring<Pass, Layout::apart, units, stages_> {
   using Its = Columns<Layout::apart, T>;
   static constexpr int stages = stages_;
   static constexpr bool reads_own = false;
+  static constexpr bool has_edges = false;
   const Pass& pass;
   const Split<Layout::apart>& split;
   Its columns;
@@ -713,6 +742,7 @@ struct Ring<Pass, Layout::apart, units, stages_> {
                   uint4* shared)
       : pass(pass), split(split), columns(columns), share(share), cells(shared) {}
 
+  __device__ int place_of(int slot, int) const { return slot; }
   __device__ uint4* cell(int slot, int tensor) const {
     return cells + (slot * Pass::tensors + tensor) * vectors_for(columns.threads);
   }
@@ -1047,17 +1077,17 @@ struct Weights {
 // [snippet: walk]
 // A thread's share of a row's sums; its columns' sums grow by the row.
 template <class Pass, Layout layout, int units, int stages>
-__device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring, int slot, int turn,
+__device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring, int place, int turn,
                                   const RowStatistics& s, const Weights<Pass, layout, units>& weights,
                                   ColumnSums<Pass, layout, units>& column_sums) {
   RowSums sums = {0.0f, 0.0f};
-  ring.prepare(slot, turn < ring.share.count);
+  ring.prepare(place, turn < ring.share.count);
   if (turn >= ring.share.count) return sums;
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (!ring.reads(i)) continue;
-    const auto xs = ring.read(slot, 0, i, turn);
-    const auto dys = ring.read(slot, 1, i, turn);
+    const auto xs = ring.read(place, 0, i, turn);
+    const auto dys = ring.read(place, 1, i, turn);
     const auto gammas = weights.get(i);
 #pragma unroll
     for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) {
@@ -1071,18 +1101,19 @@ __device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring,
   return sums;
 }
 
-// A thread's share of a row's dx, once the row's sums are known. The row is then read for the last time.
+// A thread's share of a row's dx, once the row's sums are known. The row is then read for the last time, and the copy
+// of another starts.
 template <class Pass, Layout layout, int units, int stages>
-__device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int slot, int turn, typename Pass::T* dx,
-                                const RowStatistics& s, const Gradient& gradient,
+__device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int place, int place_of_copy, int turn,
+                                typename Pass::T* dx, const RowStatistics& s, const Gradient& gradient,
                                 const Weights<Pass, layout, units>& weights) {
-  constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
+  using TheRing = Ring<Pass, layout, units, stages>;
   const bool writes = ring.pass.p.dx && turn < ring.share.count;
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (writes && ring.reads(i)) {
-      const auto xs = ring.read(slot, 0, i, turn);
-      const auto dys = ring.read(slot, 1, i, turn);
+      const auto xs = ring.read(place, 0, i, turn);
+      const auto dys = ring.read(place, 1, i, turn);
       const auto gammas = weights.get(i);
       auto dxs = xs;
 #pragma unroll
@@ -1090,16 +1121,17 @@ __device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int slo
         dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
       }
       if constexpr (Pass::adds_dh) {
-        const auto dhs = ring.read(slot, 2, i, turn);
+        const auto dhs = ring.read(place, 2, i, turn);
 #pragma unroll
         for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) dxs.at[k] += dhs.at[k];
       }
       ring.write(dx, i, dxs);
     }
-    if constexpr (reads_own) ring.start_copy(slot, i);
+    if constexpr (TheRing::has_edges) __syncwarp();  // lanes read where others copy to
+    if constexpr (TheRing::reads_own) ring.start_copy(place_of_copy, i);
   }
   ring.write_edges(dx, writes);
-  if constexpr (reads_own) ring.end_row(slot);
+  if constexpr (TheRing::reads_own) ring.end_row(place_of_copy);
 }
 
 // gradient_of, with 1 / cols at hand: a multiplication for each row in the place of a division.
@@ -1138,7 +1170,7 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
   RowStatistics next = statistics(1);
   __pipeline_wait_prior(reads_own ? stages - 1 : stages - 3);
   if constexpr (!reads_own) team.sync();
-  team.put(add_row(ring, 0, 0, now, weights, growing));
+  team.put(add_row(ring, ring.place_of(0, 0), 0, now, weights, growing));
 
   typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride + ring.first_column();
   int slot = 0;
@@ -1146,12 +1178,13 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
     const int next_slot = slot == stages - 1 ? 0 : slot + 1;
     const RowStatistics after_next = statistics(turn + 2);
     if constexpr (reads_own) __pipeline_wait_prior(stages - 2);  // the next row is here
-    const RowSums next_share = add_row(ring, next_slot, turn + 1, next, weights, growing);
+    const RowSums next_share = add_row(ring, ring.place_of(next_slot, turn + 1), turn + 1, next, weights, growing);
     if constexpr (!reads_own) __pipeline_wait_prior(stages - 4);  // the row after the next is here
     const RowSums sums = team.get();
     team.put(next_share);
     if constexpr (!reads_own) ring.start_row(slot == 0 ? stages - 1 : slot - 1);  // where the row before this one was
-    write_dx(ring, slot, turn, dx, now, gradient_with(now, sums, ring.split.inverse_cols), weights);
+    write_dx(ring, ring.place_of(slot, turn), ring.place_of(slot, turn + stages), turn, dx, now,
+             gradient_with(now, sums, ring.split.inverse_cols), weights);
     slot = next_slot;
     now = next;
     next = after_next;
@@ -1272,6 +1305,14 @@ enum class Tile { narrow = 2, wide = 4 };
 template <Tile tile, class T>
 inline constexpr int tile_columns = static_cast<int>(tile) * vector_size<T>;
 
+// The rows of a thread whose loads are on their way together.
+template <Tile tile>
+inline constexpr int tile_batch = tile == Tile::narrow ? 4 : 8;
+
+// The most rows of which a thread has all on their way together.
+template <Tile tile>
+inline constexpr int rows_of_batch = threads_side_by_side / static_cast<int>(tile) * tile_batch<tile>;
+
 // The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th or
 // 64th row.
 template <Tile tile, class Pass>
@@ -1282,7 +1323,7 @@ __device__ inline void sum_tile(const Pass& pass, int number) {
   constexpr int columns = tile_columns<tile, T>;
   constexpr int groups = threads_side_by_side / tile_lanes;
   constexpr int warps = threads_side_by_side / lanes;
-  constexpr int batch = 8;  // rows whose loads are on their way together
+  constexpr int batch = tile_batch<tile>;
   __shared__ float of_warps[warps][2][columns];
   const auto& p = pass.p;
   const int thread = static_cast<int>(threadIdx.x);
@@ -1665,6 +1706,9 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   if (is_small(pass)) {
     if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
     if constexpr (most_units_side_by_side<Pass> == 8) {
+      if (length <= 8 * lanes && pass.p.rows > rows_of_batch<Tile::wide>) {
+        return launch_side_by_side<8, true, Tile::narrow>(pass, stream);
+      }
       if (length <= 8 * lanes) return launch_side_by_side<8, true, Tile::wide>(pass, stream);
       if (length > 4 * threads_side_by_side) return launch_side_by_side<8, false, Tile::wide>(pass, stream);
     }
