@@ -278,17 +278,19 @@ __device__ inline uint64_t advice_of([[maybe_unused]] Leaves leaves) {
 #endif
 }
 
+template <bool advised = true>
 __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t advice) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint4 v;
-  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from), "l"(advice)
-               : "memory");
-  return v;
-#else
-  return *static_cast<const uint4*>(from);
+  if constexpr (advised) {
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(advice)
+                 : "memory");
+    return v;
+  }
 #endif
+  return *static_cast<const uint4*>(from);
 }
 
 // Into shared memory, asynchronously.
@@ -309,10 +311,22 @@ inline Leaves leaves_of(int64_t bytes_read, int times) {
 // [/snippet]
 
 // [snippet: load_step]
-// A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits.
-template <class T, int vectors_>
+// The way from a row's number to its address is long. Behind this the compiler cannot look: it goes there once for a
+// row and not, as it would, for each vector.
+template <class T>
+__device__ inline T* found_once(T* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(address));
+#endif
+  return address;
+}
+
+// A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits. `advised`: the L2 cache is
+// told when its vectors leave. Even to be told that they leave in turn, as they would, takes a little time.
+template <class T, int vectors_, bool advised_>
 struct RowShare {
   static constexpr int vectors = vectors_;
+  static constexpr bool advised = advised_;
   uint4 vector[vectors];
   T edge;
 
@@ -322,7 +336,7 @@ struct RowShare {
     const uint64_t advice = advice_of(leaves);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (place.has(i)) vector[i] = load_vector(row + place.column(i), advice);
+      if (place.has(i)) vector[i] = load_vector<advised>(row + place.column(i), advice);
     }
     if (place.has_edge()) edge = row[place.edge];
   }
@@ -549,7 +563,7 @@ struct LayerNormSteps {
   // The load step: a thread's share of row i.
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, leaves);
+    share.load(found_once(row(i)), place, leaves);
   }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.
@@ -705,7 +719,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
                                      Count whole, Team team) {
   using T = typename Steps::Element;
   wait_for_previous_kernel();
-  RowShare<T, vectors> share;
+  RowShare<T, vectors, when == Parameters::late> share;  // few rows fit into the cache: there is nothing to tell
   steps.load(share, row, place);
   ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
@@ -728,6 +742,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
   const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
 
   T* y = steps.p.y + row * steps.p.y_stride;
+  if constexpr (fit != Fit::any || sizeof(T) == 2) y = found_once(y);  // elsewhere there are no registers for it
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!place.has(i)) continue;
@@ -1353,7 +1368,7 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
   // Clusters are not equally fast, and a multiple of the period leaves places empty. So odd rows have more clusters
   // than there is room for, which take the places in turns: as many turns as measured faster.
-  constexpr int64_t turns = fit != Fit::any ? 1 : Steps::reads == 2 ? 2 : sizeof(T) == 2 ? 4 : 1;
+  constexpr int64_t turns = fit == Fit::any && (Steps::reads == 2 || sizeof(T) == 2) ? 2 : 1;
   const int64_t places = steps.p.rows < 4 * turns * at_once ? at_once : turns * at_once;
   const int64_t clusters = places / period * period;
   if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
@@ -1383,6 +1398,8 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   if (length <= 4 * 8) return launch_lanes<given, 4, 8>(steps, stream), true;
   if (length <= 4 * 16) return launch_lanes<given, 4, 16>(steps, stream), true;
   if (length <= 4 * 32) return launch_lanes<given, 4, 32>(steps, stream), true;
+  if (length <= 5 * 32) return launch_lanes<given, 5, 32>(steps, stream), true;
+  if (!wide_elements && length <= 7 * 32) return launch_lanes<some, given, 7, 32>(steps, stream), true;
   if (wide_elements && length <= 2 * 256) {
     if (length % (2 * lanes) == 0) return launch_block<full, given, late, 2, 256, 6>(steps, stream), true;
     return launch_block<some, given, late, 2, 256, 6>(steps, stream), true;
@@ -1457,7 +1474,11 @@ bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
   if (length <= 2 * 2) return launch_lanes<given, 2, 2>(steps, stream), true;
   if (length <= 2 * 4) return launch_lanes<given, 2, 4>(steps, stream), true;
   const bool few_rows = steps.p.rows * length <= int64_t{2048} * device_attribute(cudaDevAttrMultiProcessorCount);
-  if (few_rows && length > 64 && length <= 2 * 512) {
+  if (few_rows && length > 64 && length <= 2 * 128) {
+    if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 128, 1>(steps, stream), true;
+    return launch_block<Fit::vectors, given, early, 2, 128, 1>(steps, stream), true;
+  }
+  if (few_rows && length > 2 * 128 && length <= 2 * 512) {
     if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 512, 1>(steps, stream), true;
     return launch_block<Fit::vectors, given, early, 2, 512, 1>(steps, stream), true;
   }
@@ -1480,6 +1501,8 @@ bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   if (length <= 4 * 32) return launch_lanes<any, given, 4, 32>(steps, stream), true;
   if constexpr (Steps::reads == 1) {
+    if (length <= 5 * 32) return launch_lanes<any, given, 5, 32>(steps, stream), true;
+    if (length <= (wide_elements ? 7 : 8) * 32) return launch_lanes<any, given, 8, 32>(steps, stream), true;
     if constexpr (wide_elements) {
       if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
       if (length <= 7 * 512) return launch_block<any, given, late, 7, 512, 2>(steps, stream), true;

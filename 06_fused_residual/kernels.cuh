@@ -12,6 +12,7 @@ namespace worklog::fused_residual {
 using vectorized::vector_size;
 using welford::About;
 using welford::advice_of;
+using welford::found_once;
 using welford::LayerNormSteps;
 using welford::Leaves;
 using welford::load_vector;
@@ -75,7 +76,7 @@ struct RmsNormSteps {
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, leaves);
+    share.load(found_once(row(i)), place, leaves);
   }
   __device__ const T* source(int, int64_t i) const { return row(i); }
   template <class Part>
@@ -138,8 +139,8 @@ struct AddSteps : Norm {
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = load_vector(x_row + place.column(first + j), advice);
-        b[j] = load_vector(residual_row + place.column(first + j), advice);
+        a[j] = load_vector<Share::advised>(x_row + place.column(first + j), advice);
+        b[j] = load_vector<Share::advised>(residual_row + place.column(first + j), advice);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {

@@ -62,10 +62,13 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// From here on the next kernel in the stream may take its places, if it is launched with shape.overlap.
+// From here on the next kernel in the stream may take its places, if it is launched with shape.overlap. It may when all
+// blocks have said so or have ended: so only the last ones say it, more of them than any device runs at once. Where
+// blocks are many and short, it costs more than it brings if all do.
 __device__ inline void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
+  constexpr unsigned last_blocks = 8192;
+  if (gridDim.x - blockIdx.x <= last_blocks) cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 

@@ -76,8 +76,8 @@ struct AddSteps : Norm {
 #pragma unroll
       for (int j = 0; j < batch; ++j) {
         if (!place.has(first + j)) continue;
-        a[j] = load_vector(x_row + place.column(first + j), advice);
-        b[j] = load_vector(residual_row + place.column(first + j), advice);
+        a[j] = load_vector<Share::advised>(x_row + place.column(first + j), advice);
+        b[j] = load_vector<Share::advised>(residual_row + place.column(first + j), advice);
       }
 #pragma unroll
       for (int j = 0; j < batch; ++j) {

@@ -76,8 +76,8 @@ struct AddSteps : Norm {
     const uint64_t advice = advice_of(this->leaves);
     for (int k = 0; k < Share::vectors; ++k) {
       if (!place.has(k)) continue;
-      const uint4 a = load_vector(x_row + place.column(k), advice);
-      const uint4 b = load_vector(residual_row + place.column(k), advice);
+      const uint4 a = load_vector<Share::advised>(x_row + place.column(k), advice);
+      const uint4 b = load_vector<Share::advised>(residual_row + place.column(k), advice);
       *reinterpret_cast<uint4*>(h_row + place.column(k)) = add_vectors<T>(a, b);
     }
     if (place.has_edge()) h_row[place.edge] = sum_of(x_row[place.edge], residual_row[place.edge]);
