@@ -318,6 +318,7 @@ struct Part {
   int first_channel, channels;
   int line, column;
   int count;      // vectors of this thread
+  int of_all;     // vectors that every thread has which has any
   int64_t place;  // of its first: element
   int run;
   int rows_over;       // rows after the last line that are this block's
@@ -335,7 +336,8 @@ struct Part {
     const bool is_last = split == t.splits - 1;
     const bool is_there = line < t.lines_at_once && first_vector * size < t.line;
     const int among = t.step_vectors > 0 ? column : line;
-    count = !is_there ? 0 : is_last ? t.each_of_last + (among < t.more_of_last) : t.each + (among < t.more);
+    of_all = is_last ? t.each_of_last : t.each;
+    count = is_there ? of_all + (among < (is_last ? t.more_of_last : t.more)) : 0;
     rows_over = is_last ? static_cast<int>(t.rows_over) : 0;
     first_over = t.lines * t.line;
   }
@@ -355,7 +357,9 @@ struct Part {
   }
 };
 
-// The places of a thread's vectors, one after the other, in either direction.
+// The places of a thread's vectors, one after the other, in either direction. Where it `wraps`, a thread may have
+// several on a line.
+template <bool wraps>
 struct Walk {
   int64_t place;  // element
   int vector;     // in the line
@@ -373,27 +377,31 @@ struct Walk {
   }
   __device__ void forward() {
     place += step;
-    vector += step_vectors;
-    if (vector >= width) {
-      vector -= width;
-      place += wrap;
+    if constexpr (wraps) {
+      vector += step_vectors;
+      if (vector >= width) {
+        vector -= width;
+        place += wrap;
+      }
     }
   }
   __device__ void back() {
     place -= step;
-    vector -= step_vectors;
-    if (vector < 0) {
-      vector += width;
-      place -= wrap;
+    if constexpr (wraps) {
+      vector -= step_vectors;
+      if (vector < 0) {
+        vector += width;
+        place -= wrap;
+      }
     }
   }
   __device__ void back(int times) {
     if (step_vectors == 0) {
       place -= times * step;
-      return;
-    }
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < times; ++i) back();
+      for (int i = 0; i < times; ++i) back();
+    }
   }
 };
 // [/snippet]
@@ -409,21 +417,19 @@ struct Ring {
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
-  Bits* slots;    // of this thread; those of a block's threads lie side by side
-  Leaves leaves;  // when what is read leaves the L2 cache; if in turn, the last readings leave first
+  Bits* slots;                         // of this thread; those of a block's threads lie side by side
+  uint64_t advice_again, advice_last;  // to the L2 cache: of what will be read again, and of what is for the last time
 
-  __device__ Bits* slot(int of_batch, int i, int input) const {
-    return slots + ((of_batch * batch + i) * inputs + input) * Config::threads;
+  static constexpr int apart = batch * inputs * Config::threads;  // from one batch to the next
+  __device__ Bits* first_slot() const { return slots; }
+  __device__ Bits* last_slot() const { return slots + (batches - 1) * apart; }
+  // Of the vectors of a batch.
+  __device__ static Bits* in_batch(Bits* of_batch, int i, int input) {
+    return of_batch + (i * inputs + input) * Config::threads;
   }
-  __device__ void fetch(int of_batch, int i, int input, const T* from, bool is_last) const {
-    Bits* const to = slot(of_batch, i, input);
+  __device__ static void fetch(Bits* to, const T* from, [[maybe_unused]] uint64_t advice) {
     if constexpr (sizeof(Bits) == 16) {
-      // Two calls: the advice is the same for all lanes.
-      if (is_last && leaves == Leaves::in_turn) {
-        copy_vector(reinterpret_cast<uint4*>(to), from, advice_of(Leaves::first));
-      } else {
-        copy_vector(reinterpret_cast<uint4*>(to), from, advice_of(leaves));
-      }
+      copy_vector(reinterpret_cast<uint4*>(to), from, advice);
     } else if constexpr (sizeof(Bits) >= 4) {
       __pipeline_memcpy_async(to, from, sizeof(Bits));
     } else {
@@ -754,101 +760,139 @@ struct BackwardSteps {
 
 // [snippet: read_forwards]
 // A thread's sums over its vectors, one for each element of a vector. Moves `walk` to the place after its last vector,
-// and returns the place of the last batch in the ring.
-template <class Ring, class Steps, int size>
-__device__ inline int read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk& walk,
-                                    const int (&channels)[size], float scale, typename Steps::Sums (&sums)[size]) {
+// and returns the last batch in the ring. As long as every thread has vectors to use and to ask for, nothing is asked
+// for each of them.
+template <class Ring, class Steps, int size, class Walk>
+__device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part,
+                                                     Walk& walk, const int (&channels)[size], float scale,
+                                                     typename Steps::Sums (&sums)[size]) {
+  using Bits = typename Ring::Bits;
   constexpr int batch = Ring::batch;
-  const int passing = part.count - Ring::batches * batch;  // vectors: the ring keeps those after them
-  int asked = 0;                                           // vectors
-  const auto fetch = [&](int of_batch) {
+  constexpr int held = Ring::batches * batch;
+  const auto fetch = [&](Bits* slot, int i, uint64_t advice) {
 #pragma unroll
-    for (int i = 0; i < batch; ++i, ++asked) {
-      if (asked >= part.count) continue;
-#pragma unroll
-      for (int input = 0; input < Steps::inputs; ++input) {
-        ring.fetch(of_batch, i, input, steps.input(input) + walk.place, asked >= passing);
-      }
-      walk.forward();
+    for (int input = 0; input < Steps::inputs; ++input) {
+      ring.fetch(ring.in_batch(slot, i, input), steps.input(input) + walk.place, advice);
     }
-    ring.commit();  // also where there was nothing to ask for: the batches are counted
+    walk.forward();
+  };
+  const auto add = [&](Bits* slot, int i) {
+    float first[size], second[size];
+    unpack(*ring.in_batch(slot, i, 0), first);
+    unpack(*ring.in_batch(slot, i, Steps::inputs - 1), second);
+#pragma unroll
+    for (int k = 0; k < size; ++k) steps.add(sums[k], first[k], second[k], scale);
+  };
+  const auto fold = [&] {
+#pragma unroll
+    for (int k = 0; k < size; ++k) sums[k].fold();
+  };
+  const auto advice_from = [&](int vector) {
+    return vector < part.of_all - held ? ring.advice_again : ring.advice_last;
   };
 
+  int asked = 0;  // vectors
+  Bits* slot = ring.first_slot();
 #pragma unroll 1
-  for (int b = 0; b < Ring::batches; ++b) fetch(b);
-  int b = 0;
-#pragma unroll 1
-  for (int done = 0; done < part.count; done += batch) {
-    if (done > 0 && ++b == Ring::batches) {
-      b = 0;
+  for (int b = 0; b < Ring::batches; ++b, slot += Ring::apart) {
 #pragma unroll
-      for (int k = 0; k < size; ++k) sums[k].fold();
+    for (int i = 0; i < batch; ++i, ++asked) {
+      if (asked < part.count) fetch(slot, i, advice_from(b * batch));
     }
+    ring.commit();  // also where there was nothing to ask for: the batches are counted
+  }
+  slot = ring.first_slot();
+  if (part.count > 0) {
+    float first[size], next[size];
+    __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
+    unpack(*slot, first);
+    unpack(*(part.count > 1 ? ring.in_batch(slot, 1, 0) : slot), next);
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+      sums[k] = steps.start(part.first_channel + channels[k], first[k], next[k], scale);
+    }
+  }
+  int done = 0;
+#pragma unroll 1
+  for (; part.count > 0 && done + 2 * held <= part.of_all; done += held) {
+#pragma unroll 1
+    for (int b = 0; b < Ring::batches; ++b, slot += Ring::apart) {
+      const uint64_t advice = advice_from(done + held + b * batch);
+      ring.wait_for_oldest();
+#pragma unroll
+      for (int i = 0; i < batch; ++i) add(slot, i);
+#pragma unroll
+      for (int i = 0; i < batch; ++i) fetch(slot, i, advice);
+      ring.commit();
+    }
+    slot = ring.first_slot();
+    fold();
+  }
+  asked = done + held;
+  Bits* last = slot;
+#pragma unroll 1
+  for (; done < part.count; done += batch) {
     ring.wait_for_oldest();
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (done + i >= part.count) break;
-      float first[size], second[size];
-      unpack(*ring.slot(b, i, 0), first);
-      unpack(*ring.slot(b, i, Steps::inputs - 1), second);
-      if (i == 0 && done == 0) {
-        constexpr int of_batch = 1 / batch;  // where the second vector is, if there is one
-        if constexpr (of_batch > 0) __pipeline_wait_prior(Ring::batches - 1 - of_batch);
-        float next[size];
-        unpack(*(part.count > 1 ? ring.slot(of_batch, 1 % batch, 0) : ring.slot(0, 0, 0)), next);
-#pragma unroll
-        for (int k = 0; k < size; ++k) {
-          sums[k] = steps.start(part.first_channel + channels[k], first[k], next[k], scale);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < size; ++k) steps.add(sums[k], first[k], second[k], scale);
+      if (done + i < part.count) add(slot, i);
     }
-    fetch(b);  // into the place of what has just been used
+#pragma unroll
+    for (int i = 0; i < batch; ++i, ++asked) {
+      if (asked < part.count) fetch(slot, i, ring.advice_last);
+    }
+    ring.commit();
+    last = slot;
+    slot += Ring::apart;
+    if (last == ring.last_slot()) {
+      slot = ring.first_slot();
+      fold();
+    }
   }
-  return b;
+  return last;
 }
 // [/snippet]
 
 // [snippet: write_backwards]
-// y, from the last vector to the first: the ring still holds the last ones. `writing` is the place after the last, `b`
-// that of the last batch in the ring.
-template <class Ring, class Steps, int size>
+// y, from the last vector to the first: the ring still holds the last ones. `writing` is the place after the last,
+// `slot` the last batch in the ring.
+template <class Ring, class Steps, int size, class Walk>
 __device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk writing,
-                                       int b, const typename Steps::Channel (&channel)[size]) {
+                                       typename Ring::Bits* slot, const typename Steps::Channel (&channel)[size]) {
   constexpr int batch = Ring::batch;
-  const int held = Ring::batches * batch;
+  constexpr int held = Ring::batches * batch;
   int left = (part.count + batch - 1) / batch * batch;  // vectors; the last batch may have fewer
   writing.back();
   Walk fetching = writing;
   if (left > held) fetching.back(part.count - (left - held));
 #pragma unroll 1
   while (left > 0) {
-    left -= batch;
     ring.wait_for_oldest();
+    const bool is_whole = left <= part.count;
 #pragma unroll
     for (int i = batch - 1; i >= 0; --i) {
-      if (left + i >= part.count) continue;
+      if (!is_whole && left - batch + i >= part.count) continue;
       float first[size], second[size], results[size];
-      unpack(*ring.slot(b, i, 0), first);
-      unpack(*ring.slot(b, i, Steps::inputs - 1), second);
+      unpack(*ring.in_batch(slot, i, 0), first);
+      unpack(*ring.in_batch(slot, i, Steps::inputs - 1), second);
 #pragma unroll
       for (int k = 0; k < size; ++k) results[k] = steps.result(first[k], second[k], channel[k]);
       store_streaming(steps.output() + writing.place, pack<typename Steps::T>(results));
       writing.back();
     }
+    left -= batch;
     if (left >= held) {
 #pragma unroll
       for (int i = batch - 1; i >= 0; --i) {
 #pragma unroll
         for (int input = 0; input < Steps::inputs; ++input) {
-          ring.fetch(b, i, input, steps.input(input) + fetching.place, true);
+          ring.fetch(ring.in_batch(slot, i, input), steps.input(input) + fetching.place, ring.advice_last);
         }
         fetching.back();
       }
     }
     ring.commit();
-    b = b == 0 ? Ring::batches - 1 : b - 1;
+    slot = slot == ring.first_slot() ? ring.last_slot() : slot - Ring::apart;
   }
 }
 // [/snippet]
@@ -929,8 +973,9 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   const typename Steps::Given given = steps.given(part.first_channel + channel);
 
   // Once, and once more for the channels that have overflowed.
+  using Walk = Walk<images>;
   Walk walk(tiling, part);
-  int last = 0;
+  typename Ring::Bits* last = nullptr;
   Shared found = {};
 #pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
@@ -982,7 +1027,8 @@ template <class Steps, int size, bool images, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
-  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, tiling.leaves};
+  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, advice_of(tiling.leaves),
+                     advice_of(tiling.leaves == Leaves::in_turn ? Leaves::first : tiling.leaves)};
   for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
     normalize_tile<Steps, size, images, Config>(steps, tiling, tile, ring,
                                                 memory + Ring::bytes_of_thread * Config::threads);
