@@ -271,6 +271,17 @@ __device__ inline Vector<T, size> pack(const float (&values)[size]) {
   return vector;
 }
 
+template <class Bits>
+__device__ inline Bits read_vector(const void* from, [[maybe_unused]] uint64_t advice) {
+  Bits bits;
+  if constexpr (sizeof(Bits) == sizeof(uint4)) {
+    *reinterpret_cast<uint4*>(&bits) = load_vector(from, advice);
+  } else {
+    bits = *static_cast<const Bits*>(from);
+  }
+  return bits;
+}
+
 // y will not be read again soon: the store asks the L2 cache to give its place up first, and so to keep x.
 template <class T, int size>
 __device__ inline void store_streaming(T* to, const Vector<T, size>& vector) {
@@ -287,7 +298,8 @@ __device__ inline void store_streaming(T* to, const Vector<T, size>& vector) {
 // four rows of 3 floats are three vectors, whatever the number of rows left over at the end.
 //
 // A tile is `tile_channels` channels, and the `tile_vectors` vectors that hold them in each line. Its lines are split
-// among blocks: a block is of tile blockIdx.x and of split blockIdx.y.
+// among blocks: a block is of tile blockIdx.x and of split blockIdx.y. The splits take the lines in turn,
+// `lines_at_once` at a time, so that all blocks walk through the tensor together, as those of a copy do.
 struct Tiling {
   int64_t lines;
   int64_t line;       // elements
@@ -297,14 +309,15 @@ struct Tiling {
   int tile_channels;  // the last tile may have fewer; never more than a block has threads
   int tile_vectors;
   int tiles, splits;
-  int64_t lines_of_split;  // the last split may have fewer
 
   // How the threads of a block stand on a tile: side by side on whole lines, or on a part of one.
-  int columns;             // threads on a line
-  int lines_at_once;       // lines that have threads; threads that are left over have nothing to do
-  int step_vectors;        // where a line is longer than the block: from one of a thread's vectors to its next
-  int each, each_of_last;  // vectors of every thread: in a split, and in the last split
-  int more, more_of_last;  // so many threads, or lines of threads, have one more
+  int columns;        // threads on a line
+  int lines_at_once;  // lines that have threads; threads that are left over have nothing to do
+  int step_vectors;   // where a line is longer than the block: from one of a thread's vectors to its next
+  int each;           // vectors of every thread
+  int more;    // so many lines of threads have one more, counted through all splits; or so many threads of a split
+  int longer;  // where a line is longer than the block: so many splits have one line more than the others,
+  int each_of_longer, more_of_longer;  // and their threads so many vectors
   int kept;           // of a thread: 1 partial, where its vectors are of one channel, 2 where of two, or each element's
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
@@ -332,12 +345,14 @@ struct Part {
     first_channel = tile * t.tile_channels;
     channels = min(t.tile_channels, t.channels - first_channel);
     const int64_t first_vector = int64_t{tile} * t.tile_vectors + column;
-    place = (split * t.lines_of_split + line) * t.line + first_vector * size;
-    const bool is_last = split == t.splits - 1;
+    const int64_t first_line = int64_t{split} * t.lines_at_once + line;
+    place = first_line * t.line + first_vector * size;
     const bool is_there = line < t.lines_at_once && first_vector * size < t.line;
-    const int among = t.step_vectors > 0 ? column : line;
-    of_all = is_last ? t.each_of_last : t.each;
-    count = is_there ? of_all + (among < (is_last ? t.more_of_last : t.more)) : 0;
+    const bool is_longer = split < t.longer;
+    const int64_t among = t.step_vectors > 0 ? column : first_line;
+    of_all = is_longer ? t.each_of_longer : t.each;
+    count = is_there ? of_all + (among < (is_longer ? t.more_of_longer : t.more)) : 0;
+    const bool is_last = split == t.splits - 1;
     rows_over = is_last ? static_cast<int>(t.rows_over) : 0;
     first_over = t.lines * t.line;
   }
@@ -372,8 +387,9 @@ struct Walk {
     vector = part.column;
     width = t.tile_vectors;
     step_vectors = t.step_vectors;
-    step = step_vectors > 0 ? step_vectors * size : t.lines_at_once * t.line;
-    wrap = t.line - int64_t{width} * size;
+    const int64_t next_line = int64_t{t.splits} * t.lines_at_once * t.line;
+    step = step_vectors > 0 ? step_vectors * size : next_line;
+    wrap = next_line - int64_t{width} * size;
   }
   __device__ void forward() {
     place += step;
@@ -414,6 +430,7 @@ template <class T, int size, int inputs, class Config>
 struct Ring {
   static constexpr int batches = Config::batches / inputs;
   static constexpr int batch = Config::batch;  // vectors of each input
+  static constexpr int held = batches * batch;
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
@@ -768,7 +785,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
                                                      typename Steps::Sums (&sums)[size]) {
   using Bits = typename Ring::Bits;
   constexpr int batch = Ring::batch;
-  constexpr int held = Ring::batches * batch;
+  constexpr int held = Ring::held;
   const auto fetch = [&](Bits* slot, int i, uint64_t advice) {
 #pragma unroll
     for (int input = 0; input < Steps::inputs; ++input) {
@@ -854,34 +871,64 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 // [/snippet]
 
 // [snippet: write_backwards]
+// A thread's first vectors, in registers: asked for when the first pass has ended, they are on their way while blocks
+// merge and wait for each other. The second pass ends with them.
+template <class Ring, class Steps, int size, int vectors>
+struct Ahead {
+  typename Ring::Bits read[vectors][Steps::inputs];
+  bool is_there;  // not where the ring holds all or nearly all
+
+  template <class Walk>
+  __device__ void ask(const Ring& ring, const Steps& steps, Walk walk) {
+    if (!is_there) return;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+#pragma unroll
+      for (int input = 0; input < Steps::inputs; ++input) {
+        read[i][input] = read_vector<typename Ring::Bits>(steps.input(input) + walk.place, ring.advice_last);
+      }
+      walk.forward();
+    }
+  }
+};
+
+template <class Steps, class Bits, int size>
+__device__ inline void write_vector(const Steps& steps, int64_t place, const Bits& one, const Bits& other,
+                                    const typename Steps::Channel (&channel)[size]) {
+  float first[size], second[size], results[size];
+  unpack(one, first);
+  unpack(other, second);
+#pragma unroll
+  for (int k = 0; k < size; ++k) results[k] = steps.result(first[k], second[k], channel[k]);
+  store_streaming(steps.output() + place, pack<typename Steps::T>(results));
+}
+
 // y, from the last vector to the first: the ring still holds the last ones. `writing` is the place after the last,
 // `slot` the last batch in the ring.
-template <class Ring, class Steps, int size, class Walk>
+template <class Ring, class Steps, int size, int vectors, class Walk>
 __device__ inline void write_backwards(const Ring& ring, const Steps& steps, const Part<size>& part, Walk writing,
-                                       typename Ring::Bits* slot, const typename Steps::Channel (&channel)[size]) {
+                                       typename Ring::Bits* slot, const typename Steps::Channel (&channel)[size],
+                                       const Ahead<Ring, Steps, size, vectors>& ahead) {
   constexpr int batch = Ring::batch;
-  constexpr int held = Ring::batches * batch;
+  constexpr int held = Ring::held;
+  const int end = ahead.is_there ? vectors : 0;
   int left = (part.count + batch - 1) / batch * batch;  // vectors; the last batch may have fewer
   writing.back();
   Walk fetching = writing;
   if (left > held) fetching.back(part.count - (left - held));
 #pragma unroll 1
-  while (left > 0) {
+  while (left > end) {
     ring.wait_for_oldest();
     const bool is_whole = left <= part.count;
 #pragma unroll
     for (int i = batch - 1; i >= 0; --i) {
       if (!is_whole && left - batch + i >= part.count) continue;
-      float first[size], second[size], results[size];
-      unpack(*ring.in_batch(slot, i, 0), first);
-      unpack(*ring.in_batch(slot, i, Steps::inputs - 1), second);
-#pragma unroll
-      for (int k = 0; k < size; ++k) results[k] = steps.result(first[k], second[k], channel[k]);
-      store_streaming(steps.output() + writing.place, pack<typename Steps::T>(results));
+      write_vector(steps, writing.place, *ring.in_batch(slot, i, 0), *ring.in_batch(slot, i, Steps::inputs - 1),
+                   channel);
       writing.back();
     }
     left -= batch;
-    if (left >= held) {
+    if (left - held >= end) {
 #pragma unroll
       for (int i = batch - 1; i >= 0; --i) {
 #pragma unroll
@@ -893,6 +940,12 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
     }
     ring.commit();
     slot = slot == ring.first_slot() ? ring.last_slot() : slot - Ring::apart;
+  }
+  if (!ahead.is_there) return;
+#pragma unroll
+  for (int i = vectors - 1; i >= 0; --i) {
+    write_vector(steps, writing.place, ahead.read[i][0], ahead.read[i][Steps::inputs - 1], channel);
+    writing.back();
   }
 }
 // [/snippet]
@@ -976,12 +1029,17 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   using Walk = Walk<images>;
   Walk walk(tiling, part);
   typename Ring::Bits* last = nullptr;
+  constexpr int vectors_ahead = Config::ahead / Steps::inputs;
+  static_assert(vectors_ahead % Ring::batch == 0);
+  Ahead<Ring, Steps, size, vectors_ahead> ahead;
+  ahead.is_there = steps.output() && part.count >= Ring::held + vectors_ahead + Ring::batch;
   Shared found = {};
 #pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
     typename Steps::Sums sums[size] = {};
     walk = Walk(tiling, part);
     last = read_forwards(ring, steps, part, walk, my_channels, scale, sums);
+    if (scale == 1.0f) ahead.ask(ring, steps, Walk(tiling, part));
     Partial* const partials = reinterpret_cast<Partial*>(exchange);
     Partial mine[size];
 #pragma unroll
@@ -1012,7 +1070,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     Channel mine[size];
 #pragma unroll
     for (int k = 0; k < size; ++k) mine[k] = channels[my_channels[k]];
-    write_backwards(ring, steps, part, walk, last, mine);
+    write_backwards(ring, steps, part, walk, last, mine, ahead);
     for (int i = thread; i < part.rows_over * part.channels; i += Config::threads) {
       const int64_t place = part.first_over + i;
       const float result = steps.result(to_float(steps.input(0)[place]),
@@ -1057,23 +1115,30 @@ inline int run_of(const Shape& s) {
 inline void place_threads(Tiling& t, int size, int threads) {
   const bool is_wide = t.tile_vectors > threads;
   t.columns = is_wide ? threads : t.tile_vectors;
-  t.lines_at_once = is_wide ? 1 : threads / t.tile_vectors;
   t.step_vectors = is_wide ? threads : 0;
-  const int64_t lines_of_last = t.lines - (t.splits - 1) * t.lines_of_split;
-  const auto share_out = [&](int64_t lines, int& each, int& more) {
-    const int64_t shared = is_wide ? lines * t.tile_vectors : lines;
-    const int64_t among = is_wide ? threads : t.lines_at_once;
-    each = static_cast<int>(shared / among);
-    more = static_cast<int>(shared % among);
+  // As many lines as fit, or a few less, where every split is to have its turn as often as the others.
+  const int64_t fit = is_wide ? 1 : threads / t.tile_vectors;
+  const int64_t lines_of_split = (t.lines + t.splits - 1) / t.splits;
+  const int64_t turns = std::max<int64_t>(1, (lines_of_split + fit - 1) / fit);
+  t.lines_at_once = static_cast<int>(std::max<int64_t>(1, (lines_of_split + turns - 1) / turns));
+  const auto share_out = [](int64_t things, int64_t among, int& each, int& more) {
+    each = static_cast<int>(things / among);
+    more = static_cast<int>(things % among);
   };
-  share_out(t.lines_of_split, t.each, t.more);
-  share_out(lines_of_last, t.each_of_last, t.more_of_last);
+  if (is_wide) {
+    const int64_t lines = t.lines / t.splits;
+    t.longer = static_cast<int>(t.lines % t.splits);
+    share_out(lines * t.tile_vectors, threads, t.each, t.more);
+    share_out((lines + 1) * t.tile_vectors, threads, t.each_of_longer, t.more_of_longer);
+  } else {
+    t.longer = 0;
+    share_out(t.lines, int64_t{t.splits} * t.lines_at_once, t.each, t.more);
+  }
   t.kept = t.run % size == 0 ? 1 : t.run > size ? 2 : size;
   t.parts_of_line = t.kept == size ? t.columns * size / t.tile_channels
                     : t.kept == 1  ? t.columns / t.tile_channels
                                    : (t.run - 1 + size - std::gcd(t.run, size)) / size + 1;
-  const int64_t lines = t.splits > 1 ? t.lines_of_split : lines_of_last;
-  t.parts = t.parts_of_line * static_cast<int>(std::min<int64_t>(t.lines_at_once, lines));
+  t.parts = t.parts_of_line * static_cast<int>(std::min<int64_t>(t.lines_at_once, t.lines));
   t.team_bits = 0;
   while (t.team_bits < 5 && (t.tile_channels << (t.team_bits + 1)) <= threads) ++t.team_bits;
 }
@@ -1141,7 +1206,6 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       t.tile_vectors = static_cast<int>(width);
       t.tiles = static_cast<int>(tiles);
       t.splits = static_cast<int>(splits);
-      t.lines_of_split = lines;
     }
   }
   place_threads(t, size, threads);
@@ -1150,16 +1214,17 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
 // [/snippet]
 
 // [snippet: launch]
-// Threads of a block, and vectors of a thread in its ring. The large one fills the 227 KiB of shared memory of a
-// Hopper multiprocessor with one block; the small one fits wherever CUDA runs.
-template <int threads_, int batches_, int batch_>
+// Threads of a block, vectors of a thread in its ring, and vectors that it reads ahead. The large one fills the 227 KiB
+// of shared memory of a Hopper multiprocessor with one block; the small one fits wherever CUDA runs.
+template <int threads_, int batches_, int batch_, int ahead_>
 struct Config {
   static constexpr int threads = threads_;
   static constexpr int batches = batches_;
   static constexpr int batch = batch_;
+  static constexpr int ahead = ahead_;
 };
-using LargeConfig = Config<512, 10, 2>;
-using SmallConfig = Config<256, 4, 1>;
+using LargeConfig = Config<512, 10, 2, 8>;
+using SmallConfig = Config<256, 4, 1, 2>;
 
 // As measured: of what is up to so many times the L2 cache, more is hit if the last readings make room; of more, reads
 // and writes hinder each other less if y leaves first, as in stage 05.
@@ -1241,6 +1306,10 @@ void batch_norm_backward(const BatchNormBackward<T, G>& p, cudaStream_t stream) 
 // --- Where the statistics are known ----------------------------------------------------------------------------------
 
 // [snippet: inference]
+// How the channels of a vector's elements stand to each other: they follow each other and may be read as vectors, or
+// they are two at most, that of the first and that of the last element, or neither.
+enum class Neighbors { in_a_row, two, any };
+
 // Inference: the running statistics, gamma and beta fold into one multiply-add.
 template <class T_, class G>
 struct InferenceSteps {
@@ -1255,9 +1324,22 @@ struct InferenceSteps {
   };
   __device__ float result(float x, float, const Channel& c) const { return fmaf(x, c.factor, c.offset); }
 
-  // `in_a_row`: they follow each other, and may be read as vectors.
   template <int size>
-  __device__ void read_channels(const int (&channels)[size], bool in_a_row, Channel (&known)[size]) const {
+  __device__ void read_channels(const int (&channels)[size], Neighbors neighbors, Channel (&known)[size]) const {
+    if (size > 2 && neighbors == Neighbors::two) {
+      const int ends[2] = {channels[0], channels[size - 1]};
+      Channel of_end[2];
+      read_each(ends, false, of_end);
+#pragma unroll
+      for (int k = 0; k < size; ++k) known[k] = channels[k] == ends[0] ? of_end[0] : of_end[1];
+    } else {
+      read_each(channels, neighbors == Neighbors::in_a_row, known);
+    }
+  }
+
+ private:
+  template <int size>
+  __device__ void read_each(const int (&channels)[size], bool in_a_row, Channel (&known)[size]) const {
     float gamma[size], beta[size], mean[size], variance[size];
     read_values(p.gamma, 1.0f, channels, in_a_row, gamma);
     read_values(p.beta, 0.0f, channels, in_a_row, beta);
@@ -1269,8 +1351,6 @@ struct InferenceSteps {
       known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
     }
   }
-
- private:
   template <class V, int size>
   __device__ static void read_values(const V* from, float otherwise, const int (&channels)[size], bool in_a_row,
                                      float (&values)[size]) {
@@ -1301,8 +1381,8 @@ struct Flat {
   int64_t apart;    // whole lines
   int64_t threads;  // whole stretches
   int channels;
-  int run;        // neighbouring elements of one channel
-  bool in_a_row;  // a vector's elements have channels that follow each other
+  int run;  // neighbouring elements of one channel
+  Neighbors neighbors;
   Leaves leaves;  // when what is read leaves the L2 cache
 };
 
@@ -1346,12 +1426,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       if (vector >= flat.vectors) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
-        const Bits* const from = reinterpret_cast<const Bits*>(steps.input(input) + vector * size);
-        if constexpr (sizeof(Bits) == sizeof(uint4)) {
-          *reinterpret_cast<uint4*>(&held[i][input]) = load_vector(from, advice_of(flat.leaves));
-        } else {
-          held[i][input] = *from;
-        }
+        held[i][input] = read_vector<Bits>(steps.input(input) + vector * size, advice_of(flat.leaves));
       }
     }
     int channels[size];
@@ -1361,7 +1436,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
       channels_of<int64_t>(flat, thread, channels);
     }
     typename Steps::Channel known[size];
-    steps.read_channels(channels, flat.in_a_row, known);
+    steps.read_channels(channels, flat.neighbors, known);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int64_t vector = place + i * flat.apart;
@@ -1378,7 +1453,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
     const int64_t place = flat.vectors * size + thread;
     const int channel[1] = {static_cast<int>(place / flat.run % flat.channels)};
     typename Steps::Channel known[1];
-    steps.read_channels(channel, false, known);
+    steps.read_channels(channel, Neighbors::any, known);
     const float result =
         steps.result(to_float(steps.input(0)[place]), to_float(steps.input(Steps::inputs - 1)[place]), known[0]);
     steps.output()[place] = static_cast<T>(result);
@@ -1410,7 +1485,9 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   flat.over = static_cast<int>(elements % size);
   const int64_t repeats = int64_t{flat.channels} * flat.run;
   flat.line = repeats / std::gcd<int64_t>(repeats, size);
-  flat.in_a_row = in_a_row && flat.run == 1 && flat.channels % size == 0;
+  flat.neighbors = flat.run > 1 && flat.run >= size - 1                     ? Neighbors::two
+                   : in_a_row && flat.run == 1 && flat.channels % size == 0 ? Neighbors::in_a_row
+                                                                            : Neighbors::any;
   flat.leaves = leaves_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
 
   // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
