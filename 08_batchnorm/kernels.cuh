@@ -431,6 +431,7 @@ struct Ring {
   static constexpr int batches = Config::batches / inputs;
   static constexpr int batch = Config::batch;  // vectors of each input
   static constexpr int held = batches * batch;
+  static constexpr bool holds_all = Config::ring_holds_all;
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
@@ -831,7 +832,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
   }
   int done = 0;
 #pragma unroll 1
-  for (; part.count > 0 && done + 2 * held <= part.of_all; done += held) {
+  for (; !Ring::holds_all && part.count > 0 && done + 2 * held <= part.of_all; done += held) {
 #pragma unroll 1
     for (int b = 0; b < Ring::batches; ++b, slot += Ring::apart) {
       const uint64_t advice = advice_from(done + held + b * batch);
@@ -856,12 +857,12 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i, ++asked) {
-      if (asked < part.count) fetch(slot, i, ring.advice_last);
+      if (!Ring::holds_all && asked < part.count) fetch(slot, i, ring.advice_last);
     }
     ring.commit();
     last = slot;
     slot += Ring::apart;
-    if (last == ring.last_slot()) {
+    if (!Ring::holds_all && last == ring.last_slot()) {
       slot = ring.first_slot();
       fold();
     }
@@ -918,7 +919,7 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
   if (left > held) fetching.back(part.count - (left - held));
 #pragma unroll 1
   while (left > end) {
-    ring.wait_for_oldest();
+    if constexpr (!Ring::holds_all) ring.wait_for_oldest();
     const bool is_whole = left <= part.count;
 #pragma unroll
     for (int i = batch - 1; i >= 0; --i) {
@@ -928,7 +929,7 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
       writing.back();
     }
     left -= batch;
-    if (left - held >= end) {
+    if (!Ring::holds_all && left - held >= end) {
 #pragma unroll
       for (int i = batch - 1; i >= 0; --i) {
 #pragma unroll
@@ -938,7 +939,7 @@ __device__ inline void write_backwards(const Ring& ring, const Steps& steps, con
         fetching.back();
       }
     }
-    ring.commit();
+    if constexpr (!Ring::holds_all) ring.commit();
     slot = slot == ring.first_slot() ? ring.last_slot() : slot - Ring::apart;
   }
   if (!ahead.is_there) return;
@@ -1032,7 +1033,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   constexpr int vectors_ahead = Config::ahead / Steps::inputs;
   static_assert(vectors_ahead % Ring::batch == 0);
   Ahead<Ring, Steps, size, vectors_ahead> ahead;
-  ahead.is_there = steps.output() && part.count >= Ring::held + vectors_ahead + Ring::batch;
+  ahead.is_there = !Ring::holds_all && steps.output() && part.count >= Ring::held + vectors_ahead + Ring::batch;
   Shared found = {};
 #pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
@@ -1222,6 +1223,12 @@ struct Config {
   static constexpr int batches = batches_;
   static constexpr int batch = batch_;
   static constexpr int ahead = ahead_;
+  static constexpr bool ring_holds_all = false;
+};
+// Where no thread has more vectors than the ring has room for, nothing is asked for twice: a shorter program.
+template <class Config>
+struct Once : Config {
+  static constexpr bool ring_holds_all = true;
 };
 using LargeConfig = Config<512, 10, 2, 8>;
 using SmallConfig = Config<256, 4, 1, 2>;
@@ -1236,13 +1243,18 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   const size_t exchanged = std::max(size * sizeof(typename Steps::Partial) * (Config::threads + 1),
                                     sizeof(typename Steps::Channel) * Config::threads);
   const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
-  const auto kernel = normalize_channels<Steps, size, images, Config>;
-  int resident = 0;
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
-             "asking for dynamic shared memory");
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, Config::threads, bytes),
-             "asking how many blocks fit");
+  const auto once = normalize_channels<Steps, size, images, Once<Config>>;
+  const auto twice = normalize_channels<Steps, size, images, Config>;
+  int resident = std::numeric_limits<int>::max();
+  for (const auto kernel : {once, twice}) {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)),
+               "asking for dynamic shared memory");
+    int fit = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, Config::threads, bytes),
+               "asking how many blocks fit");
+    resident = std::min(resident, fit);
+  }
   constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
   const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
@@ -1250,7 +1262,8 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
   tiling.leaves = leaves_of(bytes_read, caches_to_hit);
   const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
-  launch(kernel,
+  const bool holds_all = std::max(tiling.each, tiling.each_of_longer) < Ring::held;
+  launch(holds_all ? once : twice,
          {.grid = grid,
           .block = Config::threads,
           .shared_bytes = bytes,
