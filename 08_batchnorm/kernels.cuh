@@ -1030,10 +1030,11 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   using Walk = Walk<images>;
   Walk walk(tiling, part);
   typename Ring::Bits* last = nullptr;
-  constexpr int vectors_ahead = Config::ahead / Steps::inputs;
-  static_assert(vectors_ahead % Ring::batch == 0);
-  Ahead<Ring, Steps, size, vectors_ahead> ahead;
-  ahead.is_there = !Ring::holds_all && steps.output() && part.count >= Ring::held + vectors_ahead + Ring::batch;
+  // Of two tensors, half as many vectors fit in the registers, and nothing was gained, as measured.
+  constexpr bool reads_ahead = Steps::inputs == 1 && !Ring::holds_all;
+  static_assert(Config::ahead % Ring::batch == 0);
+  Ahead<Ring, Steps, size, Config::ahead> ahead;
+  ahead.is_there = reads_ahead && steps.output() && part.count >= Ring::held + Config::ahead + Ring::batch;
   Shared found = {};
 #pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
