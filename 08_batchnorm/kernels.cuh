@@ -314,10 +314,10 @@ struct Tiling {
   int columns;        // threads on a line
   int lines_at_once;  // lines that have threads; threads that are left over have nothing to do
   int step_vectors;   // where a line is longer than the block: from one of a thread's vectors to its next
-  int each;           // vectors of every thread
-  int more;    // so many lines of threads have one more, counted through all splits; or so many threads of a split
-  int longer;  // where a line is longer than the block: so many splits have one line more than the others,
-  int each_of_longer, more_of_longer;  // and their threads so many vectors
+  int each, more;     // vectors of every thread; so many have one more, of all splits' threads on lines
+  // Where a line is longer than the block, `more` threads of a split have one more. So many splits have one line more
+  // than the others, and so many vectors for each thread.
+  int longer, each_of_longer, more_of_longer;
   int kept;           // of a thread: 1 partial, where its vectors are of one channel, 2 where of two, or each element's
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
@@ -331,7 +331,7 @@ struct Part {
   int first_channel, channels;
   int line, column;
   int count;      // vectors of this thread
-  int of_all;     // vectors that every thread has which has any
+  int of_all;     // vectors that each thread has at least, if it has any
   int64_t place;  // of its first: element
   int run;
   int rows_over;       // rows after the last line that are this block's
