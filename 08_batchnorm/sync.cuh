@@ -21,7 +21,7 @@ struct ApplyingSteps : Steps {
   const typename Steps::Channel* channels;
 
   template <int size>
-  __device__ void read_channels(const int (&found)[size], bool, typename Steps::Channel (&known)[size]) const {
+  __device__ void read_channels(const int (&found)[size], Neighbors, typename Steps::Channel (&known)[size]) const {
 #pragma unroll
     for (int k = 0; k < size; ++k) known[k] = channels[found[k]];
   }
