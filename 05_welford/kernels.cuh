@@ -333,6 +333,7 @@ struct RowShare {
   // All loads are issued before the first value is used.
   template <class Place>
   __device__ void load(const T* row, const Place& place, Leaves leaves = Leaves::in_turn) {
+    row = found_once(row);
     const uint64_t advice = advice_of(leaves);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
@@ -563,7 +564,7 @@ struct LayerNormSteps {
   // The load step: a thread's share of row i.
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(found_once(row(i)), place, leaves);
+    share.load(row(i), place, leaves);
   }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.

@@ -12,7 +12,6 @@ namespace worklog::fused_residual {
 using vectorized::vector_size;
 using welford::About;
 using welford::advice_of;
-using welford::found_once;
 using welford::LayerNormSteps;
 using welford::Leaves;
 using welford::load_vector;
@@ -76,7 +75,7 @@ struct RmsNormSteps {
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(found_once(row(i)), place, leaves);
+    share.load(row(i), place, leaves);
   }
   __device__ const T* source(int, int64_t i) const { return row(i); }
   template <class Part>
