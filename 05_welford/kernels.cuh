@@ -939,8 +939,7 @@ struct RowRing {
   static constexpr int most_edges = lanes;
   // All threads have the first `certain` vectors, which the launch sees to: what is not asked takes no branch.
   static constexpr int certain = vectors <= 4 ? vectors - 1 : vectors - 2;
-  static constexpr size_t ring_vectors = stages * slot_vectors + 1;
-  static constexpr size_t bytes = ring_vectors * sizeof(uint4) + stages * reads * most_edges * sizeof(unsigned);
+  static constexpr size_t bytes = stages * (slot_vectors * sizeof(uint4) + reads * most_edges * sizeof(unsigned));
 
   const Steps& steps;
   const Place<fit>& place;
@@ -955,12 +954,8 @@ struct RowRing {
         place(place),
         walk(walk),
         cells(dynamic_shared<uint4>() + threadIdx.x),
-        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + ring_vectors) + threadIdx.x) {
+        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + stages * slot_vectors) + threadIdx.x) {
     look_ahead();
-    // Two neighbours' copies of one 32-byte sector fetch it once only if they lie in one sector of shared memory too.
-    // For that the ring begins a place later where the cluster's rows start in mid-sector.
-    const auto vector_number = [](const void* address) { return reinterpret_cast<uintptr_t>(address) / sizeof(uint4); };
-    cells += (vector_number(ahead[0]) - vector_number(cells)) % 2;
   }
 
   __device__ int64_t row(int turn) const { return walk.first + turn * walk.step; }
@@ -1371,14 +1366,11 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
   const int64_t stride = steps.tensors()[0].stride;
-  const auto rows_until_alike = [&](int64_t elements) { return elements / std::gcd(elements, stride); };
+  const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
   // Clusters are not equally fast, and a multiple of the period leaves places empty. So odd rows have more clusters
   // than there is room for, which take the places in turns: as many turns as measured faster.
   constexpr int64_t turns = fit == Fit::any && (Steps::reads == 2 || sizeof(T) == 2) ? 2 : 1;
   const int64_t places = steps.p.rows < 4 * turns * at_once ? at_once : turns * at_once;
-  // Alike between vectors; and between the two vectors of a sector too, if that does not leave many places empty.
-  const int64_t sectors_alike = rows_until_alike(2 * vector_size<T>);
-  const int64_t period = places < 4 * sectors_alike ? rows_until_alike(vector_size<T>) : sectors_alike;
   const int64_t clusters = places / period * period;
   if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
   launch(kernel,
