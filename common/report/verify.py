@@ -55,6 +55,9 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     if program.dtypes_with_fp32_parameters:
         yield Sweep("fp32 parameters", "gamma and beta in fp32 beside 16-bit elements",
                     ("--rows", "3", "--cols", COLS, "--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32", "--input", "normal"))
+        yield Sweep("fp32 parameters, many rows", "the same, with rows enough for blocks and clusters that stay",
+                    ("--shapes", "1000x4095,1000x16384,600x32768,600x50257,600x65536", "--dtype", ",".join(program.dtypes_with_fp32_parameters),
+                     "--param-dtype", "fp32", "--input", "normal"))
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's best.
     dtype = program.dtypes[-1]
