@@ -1371,7 +1371,8 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
   // Clusters are not equally fast, and a multiple of the period leaves places empty. So odd rows have more clusters
   // than there is room for, which take the places in turns: as many turns as measured faster.
-  constexpr int64_t turns = fit == Fit::any && (Steps::reads == 2 || sizeof(T) == 2) ? 2 : 1;
+  constexpr int64_t of_16_bits = Steps::about == About::zero ? 4 : 2;
+  constexpr int64_t turns = fit != Fit::any ? 1 : Steps::reads == 2 ? 2 : sizeof(T) == 2 ? of_16_bits : 1;
   const int64_t places = steps.p.rows < 4 * turns * at_once ? at_once : turns * at_once;
   const int64_t clusters = places / period * period;
   if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
