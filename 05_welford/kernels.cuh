@@ -293,12 +293,12 @@ __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t 
   return *static_cast<const uint4*>(from);
 }
 
-// Into shared memory, asynchronously. The mask leaves the address as it is: no block has that much shared memory.
-// Without it NVIDIA's assembler may add up the address in the copy itself, and then names the wrong register for the
-// advice: an illegal instruction, up to CUDA 13.3 (IST-DASLab/marlin, issue 44).
+// Into shared memory, asynchronously. The mask leaves the address as it is, which has 28 bits: a block's number in its
+// cluster above 24 bits of its own. Without the mask NVIDIA's assembler may add up the address in the copy itself, and
+// then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3 (IST-DASLab/marlin, issue 44).
 __device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]] uint64_t advice) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to)) & 0x3ffff;
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to)) & 0x3fffffff;
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(advice)
                : "memory");
 #else
