@@ -293,12 +293,16 @@ __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t 
   return *static_cast<const uint4*>(from);
 }
 
-// Into shared memory, asynchronously. The mask leaves the address as it is, which has 28 bits: a block's number in its
-// cluster above 24 bits of its own. Without the mask NVIDIA's assembler may add up the address in the copy itself, and
-// then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3 (IST-DASLab/marlin, issue 44).
+// Into shared memory, asynchronously. A ring whose places hang on a number that is the same for all lanes has to say
+// `undivided`, which leaves its addresses as they are: they have 28 bits. Else NVIDIA's assembler may add them up in
+// the copy itself, and then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3
+// (IST-DASLab/marlin, issue 44).
+inline constexpr unsigned undivided = 0x3fffffff;
+
+template <unsigned mask = ~0u>
 __device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]] uint64_t advice) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to)) & 0x3fffffff;
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to)) & mask;
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(advice)
                : "memory");
 #else
@@ -975,7 +979,7 @@ struct RowRing {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < reads; ++tensor) {
-      copy_vector(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
+      copy_vector<undivided>(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
     }
   }
   __device__ void end_row(int slot) {

@@ -615,7 +615,8 @@ struct Ring {
     if (copied >= share.count || i >= units_copied) return;
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
-      copy_vector(cell(place, tensor, i), from[tensor] + i * columns.threads * elements, advice);
+      constexpr unsigned address = has_edges ? welford::undivided : ~0u;
+      copy_vector<address>(cell(place, tensor, i), from[tensor] + i * columns.threads * elements, advice);
     }
   }
   __device__ void end_row(int place) {
