@@ -18,6 +18,11 @@ using warp_shuffle::lanes;
 
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
 
+// When the lines that are read leave the L2 cache: before others, in turn, or after others. Where tensors are much
+// larger than the cache, they leave last. It is not for their own sake: so the lines of y, which are written, leave
+// first.
+enum class Leaves { first, in_turn, last };
+
 // Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
 enum class About { mean, zero };
 
