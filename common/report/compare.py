@@ -194,7 +194,7 @@ class Gpu:
     device = "cuda"
     AHEAD = 800_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
     IN_A_GRAPH = 20
-    STEPS, SECONDS = 30, 0.02  # of a sample by the host's clock: at most so many, and no more than fill so long
+    STEPS, SECONDS = 30, 0.008  # of a sample by the host's clock: at most so many, and no more than fill so long
 
     def __init__(self) -> None:
         import torch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +41,11 @@ class Problem:
     @property
     def cols(self) -> int:
         return self.x.shape[1]
+
+    @cached_property
+    def parameters_in_fp32(self) -> tuple[Tensor, ...]:
+        """gamma and beta, for kernels that take no others."""
+        return tuple(t.detach().float() for t in (self.gamma, self.beta) if t is not None)
 
     def inputs(self) -> list[Tensor]:
         """What has a gradient."""
@@ -159,8 +165,8 @@ def quack(problem: Problem) -> Any:
             return _imported("quack").rmsnorm(p.x, p.gamma, eps=EPS)
         case "add_rmsnorm_forward":
             return _imported("quack").rmsnorm(p.x, p.gamma, residual=p.residual, eps=EPS, prenorm=True)
-        case "layernorm_forward" if p.operation == "layernorm_forward":
-            return _imported("quack").layernorm(p.x, p.gamma.float(), p.beta.float(), eps=EPS)
+        case "layernorm_forward" if not p.gradients:
+            return _imported("quack.rmsnorm").layernorm_fwd(p.x, *p.parameters_in_fp32, eps=EPS)
     raise Unavailable("it has no such function")
 
 
