@@ -257,12 +257,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The stages just verified, in the place of what the file says of them."""
+    """The stages just verified and the suites just run, in the place of what the file says of them."""
     if not path.is_file():
         return document
     before = json.loads(path.read_text(encoding="utf-8"))
     stages = {stage["stage"]: stage for stage in [*before["stages"], *document["stages"]]}
-    return document | {"stages": [stages[name] for name in sorted(stages)]}
+    suites = {suite["suite"]: suite for suite in [*before["suites"], *document["suites"]]}
+    return document | {"suites": [suites[name] for name in sorted(suites)], "stages": [stages[name] for name in sorted(stages)]}
 
 
 if __name__ == "__main__":
