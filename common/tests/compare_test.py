@@ -15,7 +15,9 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
+from unittest import mock
 
 SOURCE = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(SOURCE / "common/report"), str(SOURCE / "common/report/peers"), str(SOURCE / "common/library/python")]
@@ -294,12 +296,30 @@ class Contenders(unittest.TestCase):
                 self.assertEqual(names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in compare.MODES})
                 self.assertEqual({v.outcome for v in compare.verdicts(found)}, {"won"})
 
+    def test_the_sum_may_be_normalized_before_it_is_rounded(self) -> None:
+        """As Inductor does, where what is normalized is not what is stored."""
+        import torch.nn.functional as F
+
+        def unrounded(p: Any) -> Any:
+            h = p.x.double() + p.residual.double()
+            y = F.layer_norm(h, (p.cols,), p.gamma.double(), p.beta.double(), self.contenders.EPS)
+            return y.to(p.x.dtype), h.to(p.x.dtype)
+
+        with mock.patch.dict(self.contenders.CONTENDERS, liger=unrounded, quack=lambda p: (unrounded(p)[0] * 1.05, unrounded(p)[1])):
+            found = compare.measure(Cell("add_layernorm_forward", "bf16", 256, 512), ["ours", "liger", "quack"], 3, FakeGpu())
+        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, {"ours": "passed", "liger": "passed", "quack": "failed"})
+
+    def test_the_autotuner_tries_no_kernel_that_cannot_win(self) -> None:
+        configs = [SimpleNamespace(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
+        for cols, fewest in ((50, 1), (2048, 1), (4097, 4), (12289, 8), (262144, 32)):
+            left = self.contenders._with_warps_enough(configs, {"N": cols}, BLOCK_N=cols)
+            self.assertEqual([config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols)
+
     def test_a_wrong_contender_is_not_timed(self) -> None:
         import torch
 
-        contenders = self.contenders
-        contenders.CONTENDERS["liger"] = lambda problem: torch.full_like(problem.x, float("nan"))
-        found = compare.measure(Cell("layernorm_forward", "fp32", 4, 64), ["ours", "liger"], 3, FakeGpu())
+        with mock.patch.dict(self.contenders.CONTENDERS, liger=lambda problem: torch.full_like(problem.x, float("nan"))):
+            found = compare.measure(Cell("layernorm_forward", "fp32", 4, 64), ["ours", "liger"], 3, FakeGpu())
         self.assertEqual({c["variant"]: (c["verdict"], c["largest_error"]) for c in found["checks"]}["liger"], ("failed", None))
         self.assertFalse(any("/liger/" in entry["name"] for entry in found["benchmarks"]))
 

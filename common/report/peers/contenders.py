@@ -155,7 +155,15 @@ def flash_attention(problem: Problem) -> Any:
     if p.operation.startswith("batchnorm"):
         raise Unavailable("it has no such function")
     module = _imported("flash_attn.ops.triton.layer_norm")
+    for kernel in (module._layer_norm_fwd_1pass_kernel, module._layer_norm_bwd_kernel):
+        kernel.early_config_prune = _with_warps_enough
     return module.layer_norm_fn(p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None, is_rms_norm="rmsnorm" in p.operation)
+
+
+def _with_warps_enough(configs: list[Any], arguments: dict[str, Any], **_: Any) -> list[Any]:
+    """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread fit into no
+    registers: such a kernel takes the compiler minutes and is never chosen."""
+    return [config for config in configs if arguments["N"] <= 64 * 32 * config.num_warps] or configs[-1:]
 
 
 def quack(problem: Problem) -> Any:

@@ -57,11 +57,17 @@ def measure(device: str) -> dict[str, dict[str, float]]:
     mine = nw.replace_norms(torch.nn.LayerNorm(4096, device=device))
     weight, bias = theirs.weight, theirs.bias
     residual = torch.zeros_like(x)
+    tracked, dy = torch.zeros_like(x, requires_grad=True), torch.zeros_like(x)
+
+    def step(y: torch.Tensor) -> Any:
+        return torch.autograd.grad(y, (tracked, weight, bias), dy)
+
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "forward": (lambda: F.layer_norm(x, (4096,), gamma, beta), lambda: nw.layer_norm(x, gamma, beta)),
         "forward of parameters, for a backward pass": (lambda: F.layer_norm(x, (4096,), weight, bias), lambda: nw.layer_norm(x, weight, bias)),
         "module": (lambda: theirs(x), lambda: mine(x)),
         "rms_norm": (lambda: F.rms_norm(x, (4096,), gamma, 1e-6), lambda: nw.rms_norm(x, gamma)),
+        "step, forward and backward": (lambda: step(F.layer_norm(tracked, (4096,), weight, bias)), lambda: step(nw.layer_norm(tracked, weight, bias))),
         "add and norm": (lambda: F.layer_norm(x + residual, (4096,), gamma, beta), lambda: nw.add_layer_norm(x, residual, gamma, beta)),
     }
     found = {}
