@@ -201,6 +201,9 @@ class Gpu:
 
         self.torch = torch
         properties = torch.cuda.get_device_properties(0)
+        # PyTorch runs a backward pass on the stream of its forward pass, and the default stream cannot be captured.
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
         self.waste = torch.empty(max(256 * 2**20, 4 * properties.L2_cache_size), dtype=torch.uint8, device="cuda")
 
     def synchronize(self) -> None:
@@ -230,14 +233,8 @@ class Gpu:
 
     def captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
         """A CUDA graph of some calls. Raises what the capture raises."""
-        torch = self.torch
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.stream):
             for _ in range(self.IN_A_GRAPH):
                 call()
         graph.replay()
