@@ -900,8 +900,54 @@ struct ClusterTeam {
   }
 };
 
-// Mail needs no fence. Rows that lie alike gain by that, and all rows where two blocks share a multiprocessor; but
-// whole vectors in one large block are faster with the barrier, though it waits for all stores.
+// Blocks anywhere on the device, for rows that no cluster can hold. Their mail lies in global memory. A sum travels
+// with the number of its turn, in one word: who reads the number has the sum, and nobody needs a fence. A turn's mail
+// goes where that of the turn before the last was; a block sends it after it has read that of all in the last turn, and
+// so all have read the one before.
+using Letter = unsigned long long;
+template <int threads>
+struct GridTeam {
+  static constexpr int warps = threads / lanes;
+  Letter* mail;  // [2][blocks][2], which have zeros when the kernel starts
+  int block;
+  int blocks;         // as many as there are threads at most
+  RowSums* of_warps;  // [warps]
+  RowSums* of_mail;   // [warps]
+  unsigned turn = 1;
+
+  __device__ void sync() const { __syncthreads(); }
+  __device__ Letter* letters_of(int sender) const { return mail + (turn % 2 * blocks + sender) * 2; }
+  __device__ void put(const RowSums& s) const {
+    put_sum_of_lanes(of_warps, s);
+    __syncthreads();
+    if (threadIdx.x >= lanes) return;
+    const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
+    const float own = threadIdx.x == 0 ? sums.wdy : sums.wdy_xhat;
+    if (threadIdx.x < 2) atomicExch(letters_of(block) + threadIdx.x, Letter{turn} << 32 | __float_as_uint(own));
+  }
+  __device__ RowSums get() {
+    const int sender = static_cast<int>(threadIdx.x);
+    RowSums sums = {0.0f, 0.0f};
+    if (sender < blocks) sums = {sum_in(letters_of(sender)), sum_in(letters_of(sender) + 1)};
+    put_sum_of_lanes(of_mail, sums);
+    __syncthreads();
+    ++turn;
+    return sum_of_parts<power_of_2_from<warps>>(of_mail, warps);
+  }
+
+ private:
+  __device__ float sum_in(const Letter* letter) const {
+    Letter read = __ldcg(letter);
+    while (read >> 32 != turn) {
+      __nanosleep(20);
+      read = __ldcg(letter);
+    }
+    return __uint_as_float(static_cast<unsigned>(read));
+  }
+};
+
+// Nor does mail within a cluster. Rows that lie alike gain by that, and all rows where two blocks share a
+// multiprocessor; but whole vectors in one large block are faster with the barrier, though it waits for all stores.
 template <Layout layout, int resident>
 using ExchangeOf = std::conditional_t<layout == Layout::alike || resident == 2, ClusterMail, ClusterBarrier>;
 // [/snippet]
@@ -1262,7 +1308,25 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   if (partial.first) sums.write_row(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
 }
 
-// Each block of a cluster has one piece of its rows.
+// The rows of team `number`, of which each of the team's `pieces` blocks has one piece.
+template <int units, int stages, Layout layout, class Pass, class Team>
+__device__ inline void walk_kinds(const Pass& pass, Team& team, const PartialRows& partial,
+                                  const ClusterSplit<layout>& rows, int number, int piece, int pieces, int threads) {
+  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
+    const Share share = rows.share_of(number, kind);
+    if (share.count < 0) continue;
+    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads, piece, pieces);
+    ColumnSums<Pass, layout, units> sums;
+    if (share.count > 0) {
+      walk_rows(pass, team,
+                Ring<Pass, layout, units, stages>(pass, rows.split_of(number), columns, share, dynamic_shared<uint4>()),
+                sums);
+    }
+    if (partial.first) sums.write_row(partial.dgamma(number + kind), partial.dbeta(number + kind), columns);
+  }
+  let_next_kernel_start();
+}
+
 template <class Pass, Layout layout, int units, int stages, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
     backward_cluster_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows) {
@@ -1275,21 +1339,20 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
   wait_for_previous_kernel();
   team.exchange.open();
+  walk_kinds<units, stages>(pass, team, partial, rows, static_cast<int>(blockIdx.x) / blocks,
+                            static_cast<int>(cluster.block_rank()), blocks, threads);
+}
+
+// `blocks` to a team, which all run at the same time.
+template <class Pass, Layout layout, int units, int stages, int threads>
+__global__ void __launch_bounds__(threads, 1)
+    backward_grid_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows, Letter* mail, int blocks) {
+  constexpr int warps = threads / lanes;
+  __shared__ RowSums of_warps[warps], of_mail[warps];
   const int number = static_cast<int>(blockIdx.x) / blocks;
-  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
-    const Share share = rows.share_of(number, kind);
-    if (share.count < 0) continue;
-    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
-                                            static_cast<int>(cluster.block_rank()), blocks);
-    ColumnSums<Pass, layout, units> sums;
-    if (share.count > 0) {
-      walk_rows(pass, team,
-                Ring<Pass, layout, units, stages>(pass, rows.split_of(number), columns, share, dynamic_shared<uint4>()),
-                sums);
-    }
-    if (partial.first) sums.write_row(partial.dgamma(number + kind), partial.dbeta(number + kind), columns);
-  }
-  let_next_kernel_start();
+  const int piece = static_cast<int>(blockIdx.x) % blocks;
+  GridTeam<threads> team{mail + number * 4 * blocks, piece, blocks, of_warps, of_mail};
+  walk_kinds<units, stages>(pass, team, partial, rows, number, piece, blocks, threads);
 }
 // [/snippet]
 
@@ -1520,6 +1583,11 @@ ClusterSplit<layout> cluster_split_of(const Pass& pass, int64_t clusters, int64_
           parts_of(last_rows, clusters - turning)};
 }
 
+template <Layout layout>
+int64_t partial_rows_of(const ClusterSplit<layout>& rows, int64_t teams) {
+  return rows.turning + (rows.kind_count > 0 ? teams - rows.turning + rows.kind_count - 1 : 0);
+}
+
 template <Layout layout, class T>
 int64_t units_of_row(int64_t cols) {
   constexpr int64_t unit = Columns<layout, T>::unit;
@@ -1629,7 +1697,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   const int64_t period = period_of<layout>(pass);
   const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
   const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, clusters, period);
-  const int64_t partial_rows = rows.turning + (rows.kind_count > 0 ? clusters - rows.turning + rows.kind_count - 1 : 0);
+  const int64_t partial_rows = partial_rows_of(rows, clusters);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
@@ -1638,6 +1706,36 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
           .overlap = true,
           .stream = stream},
          pass, partial_rows_of(pass, partial_rows), rows);
+  launch_sum(pass.p, partial_rows, stream);
+  return true;
+}
+
+// As many teams as hold a row each in their blocks' rings at the same time; they share out all blocks that there is
+// room for. The mail lies where there would be one partial row more.
+template <Layout layout, int units, int stages, int threads, class Pass>
+bool launch_grid(const Pass& pass, cudaStream_t stream) {
+  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
+  if (!fits(shared_bytes) || !pass.p.workspace) return false;
+  if (device_attribute(cudaDevAttrCooperativeLaunch) == 0) return false;
+  const auto kernel = backward_grid_per_row<Pass, layout, units, stages, threads>;
+  const int64_t at_once = blocks_at_once(kernel, threads, shared_bytes);
+  const int64_t row_units = units_of_row<layout, typename Pass::T>(pass.p.cols);
+  const int64_t least_blocks = (row_units + units * threads - 1) / (units * threads);
+  if (least_blocks > std::min<int64_t>(at_once, threads)) return false;
+  const int64_t period = period_of<layout>(pass);
+  const int64_t teams = teams_for(pass.p.rows, at_once / least_blocks, pass.p.cols, period);
+  const int64_t blocks = std::min<int64_t>(at_once / teams, threads);
+  const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, teams, period);
+  const int64_t partial_rows = partial_rows_of(rows, teams);
+  Letter* const mail = reinterpret_cast<Letter*>(pass.p.workspace + 2 * partial_rows * pass.p.cols);
+  check_cuda(cudaMemsetAsync(mail, 0, teams * blocks * 4 * sizeof(Letter), stream), "clearing the mail");
+  launch(kernel,
+         {.grid = static_cast<unsigned>(teams * blocks),
+          .block = threads,
+          .shared_bytes = shared_bytes,
+          .cooperative = true,
+          .stream = stream},
+         pass, partial_rows_of(pass, partial_rows), rows, mail, static_cast<int>(blocks));
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }
@@ -1726,10 +1824,11 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
     unsigned pairs = pair_blocks_for(length);
     if (length > 8 * 1024 && length <= 16 * 4 * threads_of_pair) pairs = 16;
     if (pairs > 0) return launch_cluster<whole, 4, 3, threads_of_pair, 2>(pass, pairs, stream);
-    return launch_cluster<whole, 4, 3, 512, 1>(pass, blocks_for(length, 4 * 512), stream);
+    if (launch_cluster<whole, 4, 3, 512, 1>(pass, blocks_for(length, 4 * 512), stream)) return true;
   } else {
-    return launch_cluster<whole, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
+    if (launch_cluster<whole, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream)) return true;
   }
+  return launch_grid<whole, 2, deep, 512>(pass, stream);
 }
 
 // Rows that start and end anywhere, in all tensors alike, of more than 128 elements.
@@ -1756,23 +1855,27 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
     // instructions that do not hang on their number.
     if (length <= 8 * 4 * 256) return launch_cluster<alike, 4, 3, 256, 2>(pass, 8, stream);
     if (length <= 8 * 5 * 320) return launch_cluster<alike, 5, 3, 320, 1>(pass, 8, stream);
-    return launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream);
+    if (launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream)) return true;
   } else {
-    return launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
+    if (launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream)) return true;
   }
+  return launch_grid<alike, 2, deep, 512>(pass, stream);
 }
 
 template <class Pass>
 bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
   constexpr Layout apart = Layout::apart;
+  constexpr int deep = stages_in_room<Pass>;
   if (pass.p.cols <= 2 * 8) return launch_lanes<apart, 2, 4, 8, 256, 2>(pass, stream);
   if (pass.p.cols <= 4 * 32) return launch_lanes<apart, 4, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 4) {
-    if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
-    return launch_cluster<apart, 8, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 8 * 512), stream);
+    if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, deep, 512, 1>(pass, stream);
+    if (launch_cluster<apart, 8, deep, 512, 1>(pass, blocks_for(pass.p.cols, 8 * 512), stream)) return true;
+    return launch_grid<apart, 8, deep, 512>(pass, stream);
   } else {
     if (pass.p.cols <= 16 * 256) return launch_block<apart, 16, 4, 256, 2>(pass, stream);
-    return launch_cluster<apart, 16, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 16 * 512), stream);
+    if (launch_cluster<apart, 16, deep, 512, 1>(pass, blocks_for(pass.p.cols, 16 * 512), stream)) return true;
+    return launch_grid<apart, 16, deep, 512>(pass, stream);
   }
 }
 
