@@ -797,13 +797,15 @@ struct Ring<Pass, Layout::apart, units, stages_> {
 // [snippet: teams]
 // A team adds up its threads' sums of a row: put() hands a thread's share in, and get() has the sums of all, in every
 // thread. What a thread does between the two hides the wait for the others. In a turn every thread calls get() for one
-// row and then put() for the next. Between two get() the team meets at a barrier that orders shared memory.
+// row and then put() for the next. Between two get() the team meets at a barrier that orders shared memory. open()
+// comes before the first put(), and may wait until all of the team have started.
 
 template <int width_>
 struct LaneTeam {
   static constexpr int width = width_;  // lanes
   RowSums sums = {};
 
+  __device__ void open() const {}
   __device__ void sync() const { __syncwarp(); }
   __device__ void put(const RowSums& s) { sums = {warp_sum<width>(s.wdy), warp_sum<width>(s.wdy_xhat)}; }
   __device__ RowSums get() {
@@ -857,6 +859,7 @@ struct BlockTeam {
   RowSums* scratch;  // [2][warps]
   int half = 0;
 
+  __device__ void open() const {}
   __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) { put_sum_of_lanes(scratch + half * warps, s); }
   __device__ RowSums get() {
@@ -879,6 +882,7 @@ struct ClusterTeam {
   float4* of_blocks;  // [2][most_blocks_of_cluster]
   int half = 0;
 
+  __device__ void open() { exchange.open(); }
   __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) {
     put_sum_of_lanes(of_warps + half * warps, s);
@@ -1338,7 +1342,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const int blocks = static_cast<int>(cluster.num_blocks());
   ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
   wait_for_previous_kernel();
-  team.exchange.open();
+  team.open();
   walk_kinds<units, stages>(pass, team, partial, rows, static_cast<int>(blockIdx.x) / blocks,
                             static_cast<int>(cluster.block_rank()), blocks, threads);
 }
@@ -1363,22 +1367,22 @@ __global__ void __launch_bounds__(threads, 1)
 inline constexpr int threads_side_by_side = 256;
 
 // A block's tile of columns is so many vectors wide: one sector of each row, or two. Narrow tiles are more blocks with
-// fewer rows to a thread.
-enum class Tile { narrow = 2, wide = 4 };
+// fewer rows to a thread. Few rows would leave most threads without one: there a warp has a row of the tile.
+enum class Tile { narrow = 2, wide = 4, warp = lanes };
 
 template <Tile tile, class T>
 inline constexpr int tile_columns = static_cast<int>(tile) * vector_size<T>;
 
 // The rows of a thread whose loads are on their way together.
 template <Tile tile>
-inline constexpr int tile_batch = tile == Tile::narrow ? 4 : 8;
+inline constexpr int tile_batch = tile == Tile::wide ? 8 : 4;
 
 // The most rows of which a thread has all on their way together.
 template <Tile tile>
 inline constexpr int rows_of_batch = threads_side_by_side / static_cast<int>(tile) * tile_batch<tile>;
 
-// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th or
-// 64th row.
+// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th, 64th
+// or 8th row.
 template <Tile tile, class Pass>
 __device__ inline void sum_tile(const Pass& pass, int number) {
   using T = typename Pass::T;
@@ -1433,23 +1437,30 @@ __device__ inline void sum_tile(const Pass& pass, int number) {
     }
   }
   __syncthreads();
-  const int own = thread % columns;
-  const int which = thread / columns;  // of the two sums
-  G* out = which == 0 ? p.dgamma : which == 1 ? p.dbeta : nullptr;
-  if (!out || first_column + own >= p.cols) return;
-  float sum = 0.0f;
-  for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp][which][own];
-  out[first_column + own] = static_cast<G>(sum);
+  for (int i = thread; i < 2 * columns; i += threads_side_by_side) {
+    const int own = i % columns;
+    const int which = i / columns;  // of the two sums
+    G* out = which == 0 ? p.dgamma : p.dbeta;
+    if (!out || first_column + own >= p.cols) continue;
+    float sum = 0.0f;
+    for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp][which][own];
+    out[first_column + own] = static_cast<G>(sum);
+  }
 }
 
-// dx of a row by a team of `width` threads, of which this is `thread`. A row of which the team has none is out of
-// range.
-template <int units, int width, class Pass, class Team>
-__device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread, Team team) {
+// The columns of thread `thread` of `threads` that have a whole row.
+template <class Pass>
+__device__ inline Columns<Layout::whole, typename Pass::T> columns_of_row(const Pass& pass, int thread, int threads) {
+  const int cols = static_cast<int>(pass.p.cols);
+  return {0, cols, cols, 0, cols, 0, thread, threads};
+}
+
+// dx of a row by a team, of whose threads this one has `columns`. A row of which the team has none is out of range.
+template <int units, class Pass, class Team>
+__device__ inline void dx_in_registers(const Pass& pass, int64_t row,
+                                       const Columns<Layout::whole, typename Pass::T>& columns, Team team) {
   using T = typename Pass::T;
   const auto& p = pass.p;
-  const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
@@ -1466,6 +1477,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   for (int i = 0; i < units; ++i) {
     gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i), 1.0f);
   }
+  team.open();
   const RowStatistics s = has_row ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
 
   RowSums sums = {0.0f, 0.0f};
@@ -1483,6 +1495,12 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
     }
   }
   team.put(sums);
+  constexpr bool dh_comes_early = Pass::adds_dh && units <= 4;  // where there are registers for it
+  uint4 dh[units];
+#pragma unroll
+  for (int i = 0; i < units && dh_comes_early; ++i) {
+    if (has_row && columns.has(i)) dh[i] = vector_of(p.dh, p.dh_stride, i);
+  }
   const Gradient gradient = gradient_with(s, team.get(), 1.0f / static_cast<float>(p.cols));
 #pragma unroll
   for (int i = 0; i < units; ++i) {
@@ -1496,7 +1514,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
       dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
     }
     if constexpr (Pass::adds_dh) {
-      const Floats<T> dhs = unpack<T>(vector_of(p.dh, p.dh_stride, i));
+      const Floats<T> dhs = unpack<T>(dh_comes_early ? dh[i] : vector_of(p.dh, p.dh_stride, i));
 #pragma unroll
       for (int k = 0; k < vector_size<T>; ++k) dxs.at[k] += dhs.at[k];
     }
@@ -1514,12 +1532,33 @@ __global__ void __launch_bounds__(threads_side_by_side, 2) backward_side_by_side
   if (block < tiles) {
     sum_tile<tile>(pass, block);
   } else if constexpr (warp_per_row) {
-    dx_in_registers<units, lanes>(pass, int64_t{block - tiles} * warps + thread / lanes, thread % lanes,
-                                  LaneTeam<lanes>{});
+    dx_in_registers<units>(pass, int64_t{block - tiles} * warps + thread / lanes,
+                           columns_of_row(pass, thread % lanes, lanes), LaneTeam<lanes>{});
   } else {
     __shared__ RowSums scratch[warps];
-    dx_in_registers<units, threads_side_by_side>(pass, block - tiles, thread, BlockTeam<warps>{scratch});
+    dx_in_registers<units>(pass, block - tiles, columns_of_row(pass, thread, threads_side_by_side),
+                           BlockTeam<warps>{scratch});
   }
+}
+
+// Rows that are few and long: a cluster to a row, and tiles for those whose blocks come after `blocks_of_rows`.
+template <class Pass, int units>
+__global__ void __launch_bounds__(threads_side_by_side, 2)
+    backward_clusters_side_by_side(Pass pass, int blocks_of_rows) {
+  constexpr int warps = threads_side_by_side / lanes;
+  __shared__ RowSums of_warps[2 * warps];
+  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
+  __shared__ uint64_t arrivals[2];
+  wait_for_previous_kernel();
+  const int block = static_cast<int>(blockIdx.x);
+  if (block >= blocks_of_rows) return sum_tile<Tile::warp>(pass, block - blocks_of_rows);
+  const Cluster cluster = this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  const int row = block / blocks;
+  dx_in_registers<units>(pass, row,
+                         columns_of<Layout::whole>(pass, row, static_cast<int>(threadIdx.x), threads_side_by_side,
+                                                   static_cast<int>(cluster.block_rank()), blocks),
+                         ClusterTeam<warps, ClusterMail>{cluster, {cluster, arrivals}, of_warps, of_blocks});
 }
 // [/snippet]
 
@@ -1666,15 +1705,12 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
-// `size` blocks to a cluster, `resident` to a multiprocessor.
-template <Layout layout, int units, int stages, int threads, int resident, class Pass>
-bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
-  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
-  if (size > most_blocks_of_cluster || !fits(shared_bytes)) return false;
-  if (device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
-  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
+// Clusters of `size` blocks that the whole device holds at the same time. Afterwards they may be launched.
+template <class Kernel>
+int clusters_at_once(Kernel kernel, unsigned size, int threads, size_t shared_bytes) {
+  if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
   const void* const address = reinterpret_cast<const void*>(kernel);
-  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{shared_bytes}),
+  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
              "asking for dynamic shared memory");
   if (size > welford::largest_cluster) {
     check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -1687,12 +1723,22 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = size;
-  config.blockDim = threads;
+  config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
+  return at_once;
+}
+
+// `size` blocks to a cluster, `resident` to a multiprocessor.
+template <Layout layout, int units, int stages, int threads, int resident, class Pass>
+bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
+  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
+  if (!fits(shared_bytes)) return false;
+  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
+  const int at_once = clusters_at_once(kernel, size, threads, shared_bytes);
   if (at_once == 0) return false;
   const int64_t period = period_of<layout>(pass);
   const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
@@ -1755,6 +1801,22 @@ bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
          pass, static_cast<int>(tiles));
   return true;
 }
+template <int units, class Pass>
+bool launch_clusters_side_by_side(const Pass& pass, unsigned size, cudaStream_t stream) {
+  const auto kernel = backward_clusters_side_by_side<Pass, units>;
+  if (clusters_at_once(kernel, size, threads_side_by_side, 0) == 0) return false;
+  constexpr int64_t columns = tile_columns<Tile::warp, typename Pass::T>;
+  const int64_t tiles = pass.p.dgamma || pass.p.dbeta ? (pass.p.cols + columns - 1) / columns : 0;
+  const int64_t blocks_of_rows = pass.p.dx ? pass.p.rows * size : 0;
+  launch(kernel,
+         {.grid = static_cast<unsigned>(blocks_of_rows + (tiles + size - 1) / size * size),
+          .block = threads_side_by_side,
+          .cluster = size,
+          .overlap = true,
+          .stream = stream},
+         pass, static_cast<int>(blocks_of_rows));
+  return true;
+}
 // [/snippet]
 
 // [snippet: dispatch]
@@ -1795,6 +1857,23 @@ bool is_small(const Pass& pass) {
          p.cols * element >= 512 && p.cols * element <= longest_row;
 }
 
+// Likewise where rows are longer, or so few that one block to each is slow: up to 16 blocks have a row.
+template <class Pass>
+bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream) {
+  constexpr int64_t of_block = 2 * threads_side_by_side;  // vectors
+  const auto& p = pass.p;
+  const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
+  if (length <= (p.rows <= 8 ? 2 : 4) * of_block || bytes > (int64_t{8} << 20)) return false;
+  if (!p.dx && !p.dgamma && !p.dbeta) return false;
+  const unsigned size = std::min(16u, blocks_for(length, of_block));
+  if (length <= size * of_block) return launch_clusters_side_by_side<2>(pass, size, stream);
+  if (length <= size * 2 * of_block) return launch_clusters_side_by_side<4>(pass, size, stream);
+  if constexpr (most_units_side_by_side<Pass> == 8) {
+    if (length <= size * 4 * of_block) return launch_clusters_side_by_side<8>(pass, size, stream);
+  }
+  return false;
+}
+
 // Which shape takes which length was found by measuring on an H200; but what is small by counting.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
@@ -1802,6 +1881,7 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr bool wide_elements = sizeof(typename Pass::T) == 4;
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
+  if (launch_few_long_rows(pass, length, stream)) return true;
   if (is_small(pass)) {
     if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
     if constexpr (most_units_side_by_side<Pass> == 8) {
