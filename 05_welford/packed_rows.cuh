@@ -57,13 +57,12 @@ __device__ inline PackedTile<T> tile_of(int64_t index, int height, int64_t rows,
 // neighbouring elements of 16 bits where all rows start on a 4-byte boundary, else one element. Consecutive lanes take
 // consecutive units, so that their banks differ.
 inline constexpr int elements_of_lane = 16;
+inline constexpr int threads_of_tile = 128;
 
-// The lanes that a row of so many columns takes: a power of 2, at most a warp up to 512 columns.
-constexpr int width_for(int64_t cols) {
-  int width = 1;
-  while (width * elements_of_lane < cols) width *= 2;
-  return width;
-}
+// A tile has so many rows that each team takes some, and that they are whole vectors together: 8 to 16 KiB where the
+// lanes have more than half of the elements that they can have.
+template <class T, int width>
+inline constexpr int rows_of_tile = threads_of_tile / width*(8 / static_cast<int>(sizeof(T)));
 
 template <class T, int each>
 struct alignas(each * sizeof(T)) Unit {
@@ -71,24 +70,26 @@ struct alignas(each * sizeof(T)) Unit {
 };
 
 template <class T, int each>
-__device__ inline Unit<T, each> unit_of(const float (&v)[each]) {
+__device__ inline void store_unit(T* to, const float (&v)[each]) {
   if constexpr (each == 2) {
     const auto pair = vectorized::round_pair(v[0], v[1], T());
-    return *reinterpret_cast<const Unit<T, 2>*>(&pair);
+    *reinterpret_cast<Unit<T, 2>*>(to) = *reinterpret_cast<const Unit<T, 2>*>(&pair);
   } else {
-    return {{static_cast<T>(v[0])}};
+    *to = static_cast<T>(v[0]);
   }
 }
 
-// Which units of a row a lane has.
+// Which units of a row a lane has. A team has no more lanes than it takes: they all have the first half of their units.
 template <int each, int width>
 struct UnitPlace {
   static constexpr int units = elements_of_lane / each;
+  static constexpr int certain = width > 1 ? units / 2 : 0;
   int lane;  // of the team
   int cols;  // of the row; 0 where the team has none
 
+  __device__ bool has_row() const { return cols > 0; }
   __device__ int column(int k) const { return (k * width + lane) * each; }
-  __device__ bool has(int k) const { return column(k) < cols; }
+  __device__ bool has(int k) const { return k < certain ? has_row() : column(k) < cols; }
 };
 
 // A lane's share of a row, as floats.
