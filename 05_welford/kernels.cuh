@@ -1242,7 +1242,7 @@ __global__ void __launch_bounds__(threads_of_tile) normalize_packed_rows(Steps s
   wait_for_previous_kernel();
 #pragma unroll
   for (int tensor = 0; tensor < Steps::reads; ++tensor) {
-    tile.copy_in(cells + tensor * height * cols, steps.source(tensor, tile.first_row),
+    tile.copy_in(cells + tensor * height * cols, found_once(steps.source(tensor, tile.first_row)),
                  [&](uint4* to, const T* from) { copy_vector<undivided>(to, from, advice); });
   }
   __pipeline_commit();
