@@ -1346,7 +1346,6 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const Cluster cluster = this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks());
   ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
-  wait_for_previous_kernel();
   team.open();
   walk_kinds<units, stages>(pass, team, partial, rows, static_cast<int>(blockIdx.x) / blocks,
                             static_cast<int>(cluster.block_rank()), blocks, threads);
@@ -1906,7 +1905,8 @@ int clusters_at_once(Kernel kernel, unsigned size, int threads, size_t shared_by
   return at_once;
 }
 
-// `size` blocks to a cluster, `resident` to a multiprocessor.
+// `size` blocks to a cluster, `resident` to a multiprocessor. Without overlap: beside what is left of the kernel before
+// it, a cluster may find no room, and would begin with its rows when all others are through with theirs.
 template <Layout layout, int units, int stages, int threads, int resident, class Pass>
 bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
@@ -1923,7 +1923,6 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
           .block = threads,
           .shared_bytes = shared_bytes,
           .cluster = size,
-          .overlap = true,
           .stream = stream},
          pass, partial_rows_of(pass, partial_rows), rows);
   launch_sum(pass.p, partial_rows, stream);
