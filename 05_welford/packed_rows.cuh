@@ -17,16 +17,17 @@ struct PackedTile {
   int rows;
   int elements;  // rows * cols
 
-  // Calls vector(i) for the 16-byte vectors of this thread of the block, and element(i) where elements are left that
-  // fill no vector: i is the first element, counted from the tile's first. A thread gets the same places each time,
-  // whatever the tile's size: it may read without a barrier what it has copied itself, and copy to where it has read.
+  // Calls vector(i) for the 16-byte vectors of this thread of the block, and element(i) for each element that is left
+  // and fills none: i is the first element, counted from the tile's first. Bytes of shared memory belong to the same
+  // thread in every tile, so that it needs no barrier to read what it has copied itself, or to copy to where it has
+  // read.
   template <class Vector, class Element>
   __device__ void for_each(Vector vector, Element element) const {
-    const int step = static_cast<int>(blockDim.x) * vectorized::vector_size<T>;
-    const int whole = elements - elements % vectorized::vector_size<T>;
-    int i = static_cast<int>(threadIdx.x) * vectorized::vector_size<T>;
-    for (; i < whole; i += step) vector(i);
-    for (; i < elements; ++i) element(i);  // of one thread alone: the others are past the end
+    constexpr int size = vectorized::vector_size<T>;
+    const int step = static_cast<int>(blockDim.x) * size;
+    int i = static_cast<int>(threadIdx.x) * size;
+    for (; i + size <= elements; i += step) vector(i);
+    for (; i < elements; ++i) element(i);
   }
 
   // Starts to copy the tile from memory to `cells`, in shared memory: copy(to, from) starts with a vector. It is here

@@ -70,6 +70,8 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
     yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
+    yield Sweep("narrow rows", "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
+                ("--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510", "--input", "normal"))
     yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
                 ("--rows", "3", "--cols", COLS, "--input", "large_mean"))
     yield Sweep("strides", "rows with 3 elements between them, tensors that begin 1 element off their alignment",
