@@ -82,6 +82,7 @@ def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
                 ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
     if any(operation.endswith("backward") for operation in program.operations):
         yield Sweep("dx alone", "no gradients of the weights", ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "dgamma,dbeta", "--input", "normal"))
+        yield Sweep("longest rows", "rows of 262144 columns and more, by 1, 2, 9 and 40", ("--shapes", "1x262144,2x262144,9x300007,40x262145,40x262144", "--input", "normal"))
         yield Sweep("many rows", "a million rows, whose sums go down the columns", ("--shapes", "1000003x64", "--input", "normal"))
 
 
