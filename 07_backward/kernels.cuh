@@ -194,6 +194,22 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
   }
 }
 
+// Where there are few partial rows, and so many columns that each may have a thread of its own.
+inline constexpr int few_partial_rows = 16;
+inline constexpr int threads_of_few = 256;
+template <class G>
+__global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows partial, G* dgamma, G* dbeta) {
+  wait_for_previous_kernel();
+  G* out = blockIdx.y == 0 ? dgamma : dbeta;
+  const int64_t col = int64_t{blockIdx.x} * threads_of_few + threadIdx.x;
+  if (!out || col >= partial.cols) return;
+  const float* column = partial.first + blockIdx.y * partial.cols + col;
+  double sum = 0.0;
+#pragma unroll 8
+  for (int64_t i = 0; i < partial.count; ++i) sum += column[2 * i * partial.cols];
+  out[col] = static_cast<G>(static_cast<float>(sum));
+}
+
 template <int width, int rows, class T, class G>
 void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   const auto kernel = sum_partials<G, width, rows>;
@@ -212,7 +228,14 @@ void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows,
 template <class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
-  if (p.cols > 32 * 1024) {
+  if (p.cols > 32 * 1024 && partial_rows <= few_partial_rows) {
+    launch(sum_few_partials<G>,
+           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+            .block = threads_of_few,
+            .overlap = true,
+            .stream = stream},
+           PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+  } else if (p.cols > 32 * 1024) {
     launch_sum_of_tiles<32, 8>(p, partial_rows, stream);
   } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
     launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
@@ -1981,7 +2004,7 @@ bool launch_packed(const Pass& pass, cudaStream_t stream) {
 
 template <int width, class Pass>
 bool launch_packed(const Pass& pass, cudaStream_t stream) {
-  constexpr int stages = Pass::adds_dh ? 2 : 3;
+  constexpr int stages = 2;
   if constexpr (sizeof(typename Pass::T) == 2) {
     if (pass.p.cols % 2 == 0) return launch_packed<2, width, stages>(pass, stream);
   }
@@ -2059,19 +2082,25 @@ bool is_small(const Pass& pass) {
          p.cols * element >= 512 && p.cols * element <= longest_row;
 }
 
-// Likewise where rows are longer, or so few that one block to each is slow: up to 16 blocks have a row.
+// Likewise where rows are longer, or so few that one block to each is slow: up to 16 blocks have a row. As measured,
+// the rows take half of the multiprocessors, if that is enough blocks for them; the others have the tiles.
 template <class Pass>
 bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream) {
-  constexpr int64_t of_block = 2 * threads_side_by_side;  // vectors
+  constexpr int64_t threads = threads_side_by_side;
+  constexpr int most_units = most_units_side_by_side<Pass>;
   const auto& p = pass.p;
   const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
-  if (length <= (p.rows <= 8 ? 2 : 4) * of_block || bytes > (int64_t{8} << 20)) return false;
+  if (length <= (p.rows <= 8 ? 4 : 8) * threads || bytes > (int64_t{8} << 20)) return false;
   if (!p.dx && !p.dgamma && !p.dbeta) return false;
-  const unsigned size = std::min(16u, blocks_for(length, of_block));
-  if (length <= size * of_block) return launch_clusters_side_by_side<2>(pass, size, stream);
-  if (length <= size * 2 * of_block) return launch_clusters_side_by_side<4>(pass, size, stream);
-  if constexpr (most_units_side_by_side<Pass> == 8) {
-    if (length <= size * 4 * of_block) return launch_clusters_side_by_side<8>(pass, size, stream);
+  unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads));
+  while (size > blocks_for(length, most_units * threads) &&
+         2 * p.rows * size > device_attribute(cudaDevAttrMultiProcessorCount)) {
+    size /= 2;
+  }
+  if (length <= size * 2 * threads) return launch_clusters_side_by_side<2>(pass, size, stream);
+  if (length <= size * 4 * threads) return launch_clusters_side_by_side<4>(pass, size, stream);
+  if constexpr (most_units == 8) {
+    if (length <= size * 8 * threads) return launch_clusters_side_by_side<8>(pass, size, stream);
   }
   return false;
 }
@@ -2168,7 +2197,7 @@ bool rows_packed(const Pass& pass, cudaStream_t stream) {
   const auto is_packed = [&](const typename Pass::T* first, int64_t stride) {
     return !first || (stride == p.cols && reinterpret_cast<uintptr_t>(first) % 16 == 0);
   };
-  constexpr int64_t bytes_of_few = 32 * 1024;  // for a multiprocessor
+  constexpr int64_t bytes_of_few = 8 * 1024;  // for a multiprocessor
   const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
   if (bytes < bytes_of_few * device_attribute(cudaDevAttrMultiProcessorCount)) return false;
   if (!is_packed(p.x, p.x_stride) || !is_packed(p.dy, p.dy_stride)) return false;
