@@ -1162,7 +1162,6 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count whole = count_of(static_cast<float>(cols));
   StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
-  wait_for_previous_kernel();
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
   let_next_kernel_start();
 }
@@ -1230,39 +1229,21 @@ __device__ inline void normalize_in_tile(const Steps& steps, int64_t row, typena
   if (place.lane == 0 && place.has_row()) steps.write_statistics(row, statistics);
 }
 
-// A block has a tile. `cells` hold it for each tensor that is read; y takes the place of the first.
+// A tile that has come to shared memory: `cells` hold it for each tensor that is read, `room` elements each, and y
+// takes the place of the first.
 template <class Steps, int each, int width>
-__global__ void __launch_bounds__(threads_of_tile) normalize_packed_rows(Steps steps) {
-  using T = typename Steps::Element;
-  constexpr int height = rows_of_tile<T, width>;
-  const int cols = static_cast<int>(steps.p.cols);
-  const PackedTile<T> tile = tile_of<T>(blockIdx.x, height, steps.p.rows, cols);
-  T* const cells = dynamic_shared<T>();  // [reads][height][cols]
-  const uint64_t advice = advice_of(steps.leaves);
-  wait_for_previous_kernel();
-#pragma unroll
-  for (int tensor = 0; tensor < Steps::reads; ++tensor) {
-    tile.copy_in(cells + tensor * height * cols, found_once(steps.source(tensor, tile.first_row)),
-                 [&](uint4* to, const T* from) { copy_vector<undivided>(to, from, advice); });
-  }
-  __pipeline_commit();
-  let_next_kernel_start();
-
-  // A lane has the same columns in all rows of the tile, and reads gamma and beta once.
-  UnitPlace<each, width> place = {static_cast<int>(threadIdx.x) % width, cols};
-  LaneShare<each, width> gamma, beta;
-  gamma.load_parameter(steps.p.gamma, place, 1.0f);
-  beta.load_parameter(steps.beta(), place, 0.0f);
-
-  __pipeline_wait_prior(0);
+__device__ inline void normalize_tile(const Steps& steps, const PackedTile<typename Steps::Element>& tile,
+                                      typename Steps::Element* cells, int room, UnitPlace<each, width> place,
+                                      const LaneShare<each, width>& gamma, const LaneShare<each, width>& beta) {
   if constexpr (Steps::reads > 1) {
     const auto join = [&]<class Part>(Part& cell, int i) {
-      const Part read[2] = {cell, *reinterpret_cast<const Part*>(cells + height * cols + i)};
+      const Part read[2] = {cell, *reinterpret_cast<const Part*>(cells + room + i)};
       cell = steps.join(tile.first_row, i, read);
     };
     tile.for_each([&](int i) { join(*reinterpret_cast<uint4*>(cells + i), i); }, [&](int i) { join(cells[i], i); });
   }
   __syncthreads();
+  const int cols = place.cols;
   const Count whole = count_of(static_cast<float>(cols));
 #pragma unroll 1
   for (int first = 0; first < tile.rows; first += threads_of_tile / width) {
@@ -1272,6 +1253,61 @@ __global__ void __launch_bounds__(threads_of_tile) normalize_packed_rows(Steps s
   }
   __syncthreads();
   tile.copy_out(steps.p.y + tile.first_row * cols, cells);
+}
+
+// A block has one tile, and while it waits for it or stores it, others of the multiprocessor normalize. Where there is
+// most to do for a byte, that leaves the schedulers without work too often: there the block stays and takes more tiles,
+// and the next is on its way while it normalizes one.
+template <class Steps>
+inline constexpr bool takes_more_tiles = Steps::reads == 1 && Steps::about == About::mean &&
+                                         sizeof(typename Steps::Element) == 2;
+inline constexpr int resident_blocks_of_tiles = 6;
+
+template <class Steps, int each, int width>
+__global__ void __launch_bounds__(threads_of_tile, blocks_that_fit(threads_of_tile, resident_blocks_of_tiles))
+    normalize_packed_rows(Steps steps) {
+  using T = typename Steps::Element;
+  constexpr int height = rows_of_tile<T, width>;
+  const int cols = static_cast<int>(steps.p.cols);
+  const int room = height * cols;
+  T* cells = dynamic_shared<T>();           // [reads][height][cols]
+  T* others = cells + Steps::reads * room;  // as many again, for the next tile
+  const uint64_t advice = advice_of(steps.leaves);
+  const auto start_copies = [&](const PackedTile<T>& tile, T* to) {
+#pragma unroll
+    for (int tensor = 0; tensor < Steps::reads; ++tensor) {
+      tile.copy_in(to + tensor * room, found_once(steps.source(tensor, tile.first_row)),
+                   [&](uint4* to, const T* from) { copy_vector<undivided>(to, from, advice); });
+    }
+    __pipeline_commit();
+  };
+  PackedTile<T> tile = tile_of<T>(blockIdx.x, height, steps.p.rows, cols);
+  wait_for_previous_kernel();
+  start_copies(tile, cells);
+  if constexpr (!takes_more_tiles<Steps>) let_next_kernel_start();
+
+  // A lane has the same columns in all rows, and reads gamma and beta once.
+  const UnitPlace<each, width> place = {static_cast<int>(threadIdx.x) % width, cols};
+  LaneShare<each, width> gamma, beta;
+  gamma.load_parameter(steps.p.gamma, place, 1.0f);
+  beta.load_parameter(steps.beta(), place, 0.0f);
+
+  if constexpr (takes_more_tiles<Steps>) {
+#pragma unroll 1
+    for (int64_t next = blockIdx.x + gridDim.x; tile.rows > 0; next += gridDim.x) {
+      const PackedTile<T> next_tile = tile_of<T>(next, height, steps.p.rows, cols);
+      start_copies(next_tile, others);
+      __pipeline_wait_prior(1);
+      normalize_tile(steps, tile, cells, room, place, gamma, beta);
+      tile = next_tile;
+      T* const empty = cells;
+      cells = others;
+      others = empty;
+    }
+  } else {
+    __pipeline_wait_prior(0);
+    normalize_tile(steps, tile, cells, room, place, gamma, beta);
+  }
 }
 // [/snippet]
 
@@ -1452,12 +1488,13 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t places = steps.p.rows < 4 * turns * at_once ? at_once : turns * at_once;
   const int64_t clusters = places / period * period;
   if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
+  // Not overlapped: where the kernel before it still holds places, a cluster may find no room, and start when others
+  // end.
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * blocks),
           .block = threads,
           .shared_bytes = Ring::bytes,
           .cluster = static_cast<unsigned>(blocks),
-          .overlap = true,
           .stream = stream},
          steps);
   return true;
@@ -1631,12 +1668,15 @@ bool lies_packed(const Steps& steps) {
 template <int each, int width, class Steps>
 void launch_packed(const Steps& steps, cudaStream_t stream) {
   using T = typename Steps::Element;
+  constexpr bool stays = takes_more_tiles<Steps>;
   constexpr int64_t height = rows_of_tile<T, width>;
+  const int64_t tiles = (steps.p.rows + height - 1) / height;
+  const int64_t places = int64_t{resident_blocks_of_tiles} * device_attribute(cudaDevAttrMultiProcessorCount);
   launch(normalize_packed_rows<Steps, each, width>,
-         {.grid = static_cast<unsigned>((steps.p.rows + height - 1) / height),
+         {.grid = static_cast<unsigned>(stays && tiles > places ? places : tiles),
           .block = threads_of_tile,
-          .shared_bytes = Steps::reads * height * steps.p.cols * sizeof(T),
-          .overlap = true,
+          .shared_bytes = (stays ? 2 : 1) * Steps::reads * height * steps.p.cols * sizeof(T),
+          .overlap = !stays,
           .stream = stream},
          steps);
 }
@@ -1652,7 +1692,7 @@ void launch_packed(const Steps& steps, cudaStream_t stream) {
 // The same rows up to 512 columns, where they have no gaps, and there are enough of them for all multiprocessors.
 template <class Steps>
 bool normalize_packed(const Steps& steps, cudaStream_t stream) {
-  constexpr int64_t bytes_of_few = 32 * 1024;  // for a multiprocessor
+  constexpr int64_t bytes_of_few = 24 * 1024;  // for a multiprocessor
   const int64_t cols = steps.p.cols;
   const int64_t bytes = steps.p.rows * cols * int64_t{sizeof(typename Steps::Element)};
   if (!lies_packed(steps) || bytes < bytes_of_few * device_attribute(cudaDevAttrMultiProcessorCount)) return false;

@@ -44,11 +44,13 @@ struct PackedTile {
   }
 };
 
-// Tile number `index` of tiles of `height` rows: so many that they are whole vectors together.
+// Tile number `index` of tiles of `height` rows: so many that they are whole vectors together. Past the last tile it
+// has no rows.
 template <class T>
 __device__ inline PackedTile<T> tile_of(int64_t index, int height, int64_t rows, int cols) {
   const int64_t first_row = index * height;
-  const int here = rows - first_row < height ? static_cast<int>(rows - first_row) : height;
+  const int64_t left = rows > first_row ? rows - first_row : 0;
+  const int here = left < height ? static_cast<int>(left) : height;
   return {first_row, here, here * cols};
 }
 // [/snippet]
