@@ -10,6 +10,7 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
+#include "05_welford/packed_rows.cuh"
 #include "common/harness/arguments.h"
 #include "common/harness/cluster.cuh"
 #include "common/harness/launch.cuh"
@@ -1161,7 +1162,6 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count whole = count_of(static_cast<float>(cols));
   StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
-  wait_for_previous_kernel();
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
   let_next_kernel_start();
 }
@@ -1200,6 +1200,114 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
     if (k * width < left) store_element(steps, row, thread + k * width, x[k], statistics);
   }
   if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
+}
+// [/snippet]
+
+// [snippet: packed]
+// One row of a tile in shared memory by one team, in place. A team without a row has an empty place.
+template <class Steps, int each, int width>
+__device__ inline void normalize_in_tile(const Steps& steps, int64_t row, typename Steps::Element* cells,
+                                         const UnitPlace<each, width>& place, Count whole,
+                                         const LaneShare<each, width>& gamma, const LaneShare<each, width>& beta) {
+  using T = typename Steps::Element;
+  LaneShare<each, width> x;
+  x.load(cells, place);
+  const auto moments = [&](float scale) {
+    return moments_of<T, Steps::about, width>([&](auto f) { x.for_each(place, f); }, whole, scale);
+  };
+  LaneTeam<width> team = {moments(1.0f)};
+  const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
+
+#pragma unroll
+  for (int k = 0; k < place.units; ++k) {
+    if (!place.has(k)) continue;
+#pragma unroll
+    for (int j = 0; j < each; ++j) x.at[k][j] = normalized<Steps::about>(x.at[k][j], statistics);
+    steps.scale(x.at[k], gamma.at[k], beta.at[k]);
+    store_unit(cells + place.column(k), x.at[k]);
+  }
+  if (place.lane == 0 && place.has_row()) steps.write_statistics(row, statistics);
+}
+
+// A tile that has come to shared memory: `cells` hold it for each tensor that is read, `room` elements each, and y
+// takes the place of the first.
+template <class Steps, int each, int width>
+__device__ inline void normalize_tile(const Steps& steps, const PackedTile<typename Steps::Element>& tile,
+                                      typename Steps::Element* cells, int room, UnitPlace<each, width> place,
+                                      const LaneShare<each, width>& gamma, const LaneShare<each, width>& beta) {
+  if constexpr (Steps::reads > 1) {
+    const auto join = [&]<class Part>(Part& cell, int i) {
+      const Part read[2] = {cell, *reinterpret_cast<const Part*>(cells + room + i)};
+      cell = steps.join(tile.first_row, i, read);
+    };
+    tile.for_each([&](int i) { join(*reinterpret_cast<uint4*>(cells + i), i); }, [&](int i) { join(cells[i], i); });
+  }
+  __syncthreads();
+  const int cols = place.cols;
+  const Count whole = count_of(static_cast<float>(cols));
+#pragma unroll 1
+  for (int first = 0; first < tile.rows; first += threads_of_tile / width) {
+    const int row = first + static_cast<int>(threadIdx.x) / width;
+    place.cols = row < tile.rows ? cols : 0;
+    normalize_in_tile(steps, tile.first_row + row, cells + row * cols, place, whole, gamma, beta);
+  }
+  __syncthreads();
+  tile.copy_out(steps.p.y + tile.first_row * cols, cells);
+}
+
+// A block has one tile, and while it waits for it or stores it, others of the multiprocessor normalize. Where there is
+// most to do for a byte, that leaves the schedulers without work too often: there the block stays and takes more tiles,
+// and the next is on its way while it normalizes one.
+template <class Steps>
+inline constexpr bool takes_more_tiles = Steps::reads == 1 && Steps::about == About::mean &&
+                                         sizeof(typename Steps::Element) == 2;
+inline constexpr int resident_blocks_of_tiles = 6;
+
+template <class Steps, int each, int width>
+__global__ void __launch_bounds__(threads_of_tile, blocks_that_fit(threads_of_tile, resident_blocks_of_tiles))
+    normalize_packed_rows(Steps steps) {
+  using T = typename Steps::Element;
+  constexpr int height = rows_of_tile<T, width>;
+  const int cols = static_cast<int>(steps.p.cols);
+  const int room = height * cols;
+  T* cells = dynamic_shared<T>();           // [reads][height][cols]
+  T* others = cells + Steps::reads * room;  // as many again, for the next tile
+  const uint64_t advice = advice_of(steps.leaves);
+  const auto start_copies = [&](const PackedTile<T>& tile, T* to) {
+#pragma unroll
+    for (int tensor = 0; tensor < Steps::reads; ++tensor) {
+      tile.copy_in(to + tensor * room, found_once(steps.source(tensor, tile.first_row)),
+                   [&](uint4* to, const T* from) { copy_vector<undivided>(to, from, advice); });
+    }
+    __pipeline_commit();
+  };
+  PackedTile<T> tile = tile_of<T>(blockIdx.x, height, steps.p.rows, cols);
+  wait_for_previous_kernel();
+  start_copies(tile, cells);
+  if constexpr (!takes_more_tiles<Steps>) let_next_kernel_start();
+
+  // A lane has the same columns in all rows, and reads gamma and beta once.
+  const UnitPlace<each, width> place = {static_cast<int>(threadIdx.x) % width, cols};
+  LaneShare<each, width> gamma, beta;
+  gamma.load_parameter(steps.p.gamma, place, 1.0f);
+  beta.load_parameter(steps.beta(), place, 0.0f);
+
+  if constexpr (takes_more_tiles<Steps>) {
+#pragma unroll 1
+    for (int64_t next = blockIdx.x + gridDim.x; tile.rows > 0; next += gridDim.x) {
+      const PackedTile<T> next_tile = tile_of<T>(next, height, steps.p.rows, cols);
+      start_copies(next_tile, others);
+      __pipeline_wait_prior(1);
+      normalize_tile(steps, tile, cells, room, place, gamma, beta);
+      tile = next_tile;
+      T* const empty = cells;
+      cells = others;
+      others = empty;
+    }
+  } else {
+    __pipeline_wait_prior(0);
+    normalize_tile(steps, tile, cells, room, place, gamma, beta);
+  }
 }
 // [/snippet]
 
@@ -1380,12 +1488,13 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t places = steps.p.rows < 4 * turns * at_once ? at_once : turns * at_once;
   const int64_t clusters = places / period * period;
   if (clusters == 0 || steps.p.rows < 4 * clusters) return false;
+  // Not overlapped: where the kernel before it still holds places, a cluster may find no room, and start when others
+  // end.
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * blocks),
           .block = threads,
           .shared_bytes = Ring::bytes,
           .cluster = static_cast<unsigned>(blocks),
-          .overlap = true,
           .stream = stream},
          steps);
   return true;
@@ -1547,6 +1656,55 @@ bool normalize_elements(const Steps& steps, cudaStream_t stream) {
   return false;
 }
 
+// True where the rows of all tensors follow each other without gaps, from a 16-byte boundary on.
+template <class Steps>
+bool lies_packed(const Steps& steps) {
+  for (const Rows& each : steps.tensors()) {
+    if (each.stride != steps.p.cols || !starts_on_boundary(each.first)) return false;
+  }
+  return true;
+}
+
+template <int each, int width, class Steps>
+void launch_packed(const Steps& steps, cudaStream_t stream) {
+  using T = typename Steps::Element;
+  constexpr bool stays = takes_more_tiles<Steps>;
+  constexpr int64_t height = rows_of_tile<T, width>;
+  const int64_t tiles = (steps.p.rows + height - 1) / height;
+  const int64_t places = int64_t{resident_blocks_of_tiles} * device_attribute(cudaDevAttrMultiProcessorCount);
+  launch(normalize_packed_rows<Steps, each, width>,
+         {.grid = static_cast<unsigned>(stays && tiles > places ? places : tiles),
+          .block = threads_of_tile,
+          .shared_bytes = (stays ? 2 : 1) * Steps::reads * height * steps.p.cols * sizeof(T),
+          .overlap = !stays,
+          .stream = stream},
+         steps);
+}
+
+template <int width, class Steps>
+void launch_packed(const Steps& steps, cudaStream_t stream) {
+  if constexpr (sizeof(typename Steps::Element) == 2) {
+    if (steps.p.cols % 2 == 0) return launch_packed<2, width>(steps, stream);
+  }
+  launch_packed<1, width>(steps, stream);
+}
+
+// The same rows up to 512 columns, where they have no gaps, and there are enough of them for all multiprocessors.
+template <class Steps>
+bool normalize_packed(const Steps& steps, cudaStream_t stream) {
+  constexpr int64_t bytes_of_few = 24 * 1024;  // for a multiprocessor
+  const int64_t cols = steps.p.cols;
+  const int64_t bytes = steps.p.rows * cols * int64_t{sizeof(typename Steps::Element)};
+  if (!lies_packed(steps) || bytes < bytes_of_few * device_attribute(cudaDevAttrMultiProcessorCount)) return false;
+  if (cols <= 1 * elements_of_lane) return launch_packed<1>(steps, stream), true;
+  if (cols <= 2 * elements_of_lane) return launch_packed<2>(steps, stream), true;
+  if (cols <= 4 * elements_of_lane) return launch_packed<4>(steps, stream), true;
+  if (cols <= 8 * elements_of_lane) return launch_packed<8>(steps, stream), true;
+  if (cols <= 16 * elements_of_lane) return launch_packed<16>(steps, stream), true;
+  if (cols <= 32 * elements_of_lane) return launch_packed<32>(steps, stream), true;
+  return false;
+}
+
 // As many rows as a grid can have. `given`: there are a gamma and, where the steps have one, a beta.
 template <bool given, class Steps>
 void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
@@ -1558,6 +1716,7 @@ void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
                              starts_on_boundary(steps.beta()) && p.cols % vector_size<T> == 0 &&
                              (p.rows == 1 || first.stride % vector_size<T> == 0);
   if (whole_vectors && normalize_vectors<given>(steps, stream)) return;
+  if (!whole_vectors && normalize_packed(steps, stream)) return;
   if (!whole_vectors && normalize_elements(steps, stream)) return;
   if (!whole_vectors && alike && normalize_straddling<given>(steps, stream)) return;
   launch(normalize_reread<Steps>,

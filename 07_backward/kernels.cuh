@@ -12,6 +12,7 @@
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
 #include "05_welford/kernels.cuh"
+#include "05_welford/packed_rows.cuh"
 #include "common/harness/arguments.h"
 #include "common/harness/cluster.cuh"
 #include "common/harness/launch.cuh"
@@ -30,9 +31,13 @@ using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
 using welford::advice_of;
 using welford::copy_vector;
+using welford::elements_of_lane;
+using welford::LaneShare;
 using welford::Leaves;
 using welford::leaves_of;
+using welford::PackedTile;
 using welford::ParameterVector;
+using welford::UnitPlace;
 using welford::unpack;
 
 // --- One row -----------------------------------------------------------------------------------------------------
@@ -189,6 +194,22 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
   }
 }
 
+// Where there are few partial rows, and so many columns that each may have a thread of its own.
+inline constexpr int few_partial_rows = 16;
+inline constexpr int threads_of_few = 256;
+template <class G>
+__global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows partial, G* dgamma, G* dbeta) {
+  wait_for_previous_kernel();
+  G* out = blockIdx.y == 0 ? dgamma : dbeta;
+  const int64_t col = int64_t{blockIdx.x} * threads_of_few + threadIdx.x;
+  if (!out || col >= partial.cols) return;
+  const float* column = partial.first + blockIdx.y * partial.cols + col;
+  double sum = 0.0;
+#pragma unroll 8
+  for (int64_t i = 0; i < partial.count; ++i) sum += column[2 * i * partial.cols];
+  out[col] = static_cast<G>(static_cast<float>(sum));
+}
+
 template <int width, int rows, class T, class G>
 void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   const auto kernel = sum_partials<G, width, rows>;
@@ -207,7 +228,14 @@ void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows,
 template <class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
-  if (p.cols > 32 * 1024) {
+  if (p.cols > 32 * 1024 && partial_rows <= few_partial_rows) {
+    launch(sum_few_partials<G>,
+           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+            .block = threads_of_few,
+            .overlap = true,
+            .stream = stream},
+           PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+  } else if (p.cols > 32 * 1024) {
     launch_sum_of_tiles<32, 8>(p, partial_rows, stream);
   } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
     launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
@@ -797,13 +825,15 @@ struct Ring<Pass, Layout::apart, units, stages_> {
 // [snippet: teams]
 // A team adds up its threads' sums of a row: put() hands a thread's share in, and get() has the sums of all, in every
 // thread. What a thread does between the two hides the wait for the others. In a turn every thread calls get() for one
-// row and then put() for the next. Between two get() the team meets at a barrier that orders shared memory.
+// row and then put() for the next. Between two get() the team meets at a barrier that orders shared memory. open()
+// comes before the first put(), and may wait until all of the team have started.
 
 template <int width_>
 struct LaneTeam {
   static constexpr int width = width_;  // lanes
   RowSums sums = {};
 
+  __device__ void open() const {}
   __device__ void sync() const { __syncwarp(); }
   __device__ void put(const RowSums& s) { sums = {warp_sum<width>(s.wdy), warp_sum<width>(s.wdy_xhat)}; }
   __device__ RowSums get() {
@@ -857,6 +887,7 @@ struct BlockTeam {
   RowSums* scratch;  // [2][warps]
   int half = 0;
 
+  __device__ void open() const {}
   __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) { put_sum_of_lanes(scratch + half * warps, s); }
   __device__ RowSums get() {
@@ -879,6 +910,7 @@ struct ClusterTeam {
   float4* of_blocks;  // [2][most_blocks_of_cluster]
   int half = 0;
 
+  __device__ void open() { exchange.open(); }
   __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) {
     put_sum_of_lanes(of_warps + half * warps, s);
@@ -900,8 +932,54 @@ struct ClusterTeam {
   }
 };
 
-// Mail needs no fence. Rows that lie alike gain by that, and all rows where two blocks share a multiprocessor; but
-// whole vectors in one large block are faster with the barrier, though it waits for all stores.
+// Blocks anywhere on the device, for rows that no cluster can hold. Their mail lies in global memory. A sum travels
+// with the number of its turn, in one word: who reads the number has the sum, and nobody needs a fence. A turn's mail
+// goes where that of the turn before the last was; a block sends it after it has read that of all in the last turn, and
+// so all have read the one before.
+using Letter = unsigned long long;
+template <int threads>
+struct GridTeam {
+  static constexpr int warps = threads / lanes;
+  Letter* mail;  // [2][blocks][2], which have zeros when the kernel starts
+  int block;
+  int blocks;         // as many as there are threads at most
+  RowSums* of_warps;  // [warps]
+  RowSums* of_mail;   // [warps]
+  unsigned turn = 1;
+
+  __device__ void sync() const { __syncthreads(); }
+  __device__ Letter* letters_of(int sender) const { return mail + (turn % 2 * blocks + sender) * 2; }
+  __device__ void put(const RowSums& s) const {
+    put_sum_of_lanes(of_warps, s);
+    __syncthreads();
+    if (threadIdx.x >= lanes) return;
+    const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
+    const float own = threadIdx.x == 0 ? sums.wdy : sums.wdy_xhat;
+    if (threadIdx.x < 2) atomicExch(letters_of(block) + threadIdx.x, Letter{turn} << 32 | __float_as_uint(own));
+  }
+  __device__ RowSums get() {
+    const int sender = static_cast<int>(threadIdx.x);
+    RowSums sums = {0.0f, 0.0f};
+    if (sender < blocks) sums = {sum_in(letters_of(sender)), sum_in(letters_of(sender) + 1)};
+    put_sum_of_lanes(of_mail, sums);
+    __syncthreads();
+    ++turn;
+    return sum_of_parts<power_of_2_from<warps>>(of_mail, warps);
+  }
+
+ private:
+  __device__ float sum_in(const Letter* letter) const {
+    Letter read = __ldcg(letter);
+    while (read >> 32 != turn) {
+      __nanosleep(20);
+      read = __ldcg(letter);
+    }
+    return __uint_as_float(static_cast<unsigned>(read));
+  }
+};
+
+// Nor does mail within a cluster. Rows that lie alike gain by that, and all rows where two blocks share a
+// multiprocessor; but whole vectors in one large block are faster with the barrier, though it waits for all stores.
 template <Layout layout, int resident>
 using ExchangeOf = std::conditional_t<layout == Layout::alike || resident == 2, ClusterMail, ClusterBarrier>;
 // [/snippet]
@@ -1262,25 +1340,14 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   if (partial.first) sums.write_row(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
 }
 
-// Each block of a cluster has one piece of its rows.
-template <class Pass, Layout layout, int units, int stages, int threads, int resident>
-__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
-    backward_cluster_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows) {
-  constexpr int warps = threads / lanes;
-  __shared__ RowSums of_warps[2 * warps];
-  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
-  __shared__ uint64_t arrivals[2];
-  const Cluster cluster = this_cluster();
-  const int blocks = static_cast<int>(cluster.num_blocks());
-  ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
-  wait_for_previous_kernel();
-  team.exchange.open();
-  const int number = static_cast<int>(blockIdx.x) / blocks;
+// The rows of team `number`, of which each of the team's `pieces` blocks has one piece.
+template <int units, int stages, Layout layout, class Pass, class Team>
+__device__ inline void walk_kinds(const Pass& pass, Team& team, const PartialRows& partial,
+                                  const ClusterSplit<layout>& rows, int number, int piece, int pieces, int threads) {
   for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
     const Share share = rows.share_of(number, kind);
     if (share.count < 0) continue;
-    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads,
-                                            static_cast<int>(cluster.block_rank()), blocks);
+    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads, piece, pieces);
     ColumnSums<Pass, layout, units> sums;
     if (share.count > 0) {
       walk_rows(pass, team,
@@ -1291,6 +1358,202 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   }
   let_next_kernel_start();
 }
+
+template <class Pass, Layout layout, int units, int stages, int threads, int resident>
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
+    backward_cluster_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows) {
+  constexpr int warps = threads / lanes;
+  __shared__ RowSums of_warps[2 * warps];
+  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
+  __shared__ uint64_t arrivals[2];
+  const Cluster cluster = this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
+  team.open();
+  walk_kinds<units, stages>(pass, team, partial, rows, static_cast<int>(blockIdx.x) / blocks,
+                            static_cast<int>(cluster.block_rank()), blocks, threads);
+}
+
+// `blocks` to a team, which all run at the same time.
+template <class Pass, Layout layout, int units, int stages, int threads>
+__global__ void __launch_bounds__(threads, 1)
+    backward_grid_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows, Letter* mail, int blocks) {
+  constexpr int warps = threads / lanes;
+  __shared__ RowSums of_warps[warps], of_mail[warps];
+  const int number = static_cast<int>(blockIdx.x) / blocks;
+  const int piece = static_cast<int>(blockIdx.x) % blocks;
+  GridTeam<threads> team{mail + number * 4 * blocks, piece, blocks, of_warps, of_mail};
+  walk_kinds<units, stages>(pass, team, partial, rows, number, piece, blocks, threads);
+}
+// [/snippet]
+
+// [snippet: packed]
+// Narrow rows that are no whole vectors, without gaps between them, go by tiles as in stage 05: some rows that are one
+// stretch of memory. A block stays and takes every so many tiles. They come through a ring, dx takes the place of x in
+// it, and goes out from there.
+inline constexpr int threads_of_packed = 128;
+
+// As many bytes whatever the type: two rows to a team where elements have 16 bits, else one.
+template <class T, int width>
+inline constexpr int packed_height = threads_of_packed / width*(4 / static_cast<int>(sizeof(T)));
+
+template <class Pass, int width, int stages>
+struct PackedRing {
+  using T = typename Pass::T;
+  static constexpr int height = packed_height<T, width>;
+  const Pass& pass;
+  int cols;
+  uint64_t advice;
+
+  // Bytes of a tile: its tensors, then rstd and the mean of its rows.
+  __host__ __device__ static constexpr int bytes_of_slot(int cols) {
+    return height * (Pass::tensors * cols * static_cast<int>(sizeof(T)) + 2 * static_cast<int>(sizeof(float)));
+  }
+  __device__ T* cells(int slot, int tensor) const {
+    return reinterpret_cast<T*>(dynamic_shared<unsigned char>() + slot * bytes_of_slot(cols)) + tensor * height * cols;
+  }
+  __device__ float* rstd(int slot) const { return reinterpret_cast<float*>(cells(slot, Pass::tensors)); }
+  __device__ RowStatistics statistics(int slot, int row) const {
+    return {Pass::centered ? rstd(slot)[height + row] : 0.0f, rstd(slot)[row]};
+  }
+  __device__ PackedTile<T> tile(int64_t index) const { return welford::tile_of<T>(index, height, pass.p.rows, cols); }
+
+  // A tile that does not exist counts, too.
+  __device__ void start_copy(int64_t index, int slot) const {
+    const PackedTile<T> copied = tile(index);
+    if (copied.rows > 0) {
+#pragma unroll
+      for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
+        copied.copy_in(cells(slot, tensor), pass.tensor(tensor) + copied.first_row * cols,
+                       [&](uint4* to, const T* from) { copy_vector<welford::undivided>(to, from, advice); });
+      }
+      for (int row = static_cast<int>(threadIdx.x); row < copied.rows; row += threads_of_packed) {
+        __pipeline_memcpy_async(rstd(slot) + row, pass.p.rstd + copied.first_row + row, sizeof(float));
+        if constexpr (Pass::centered) {
+          __pipeline_memcpy_async(rstd(slot) + height + row, pass.p.mean + copied.first_row + row, sizeof(float));
+        }
+      }
+    }
+    __pipeline_commit();
+  }
+};
+
+// What a lane adds up over all its rows.
+template <int each, int width>
+struct LaneSums {
+  LaneShare<each, width> dgamma = {};
+  LaneShare<each, width> dbeta = {};
+
+  // Calls f(sum, column) for each sum of dgamma, or of dbeta.
+  template <class Function>
+  __device__ static void for_each(LaneShare<each, width>& sums, const UnitPlace<each, width>& place, Function f) {
+#pragma unroll
+    for (int k = 0; k < place.units; ++k) {
+#pragma unroll
+      for (int j = 0; j < each; ++j) f(sums.at[k][j], place.column(k) + j);
+    }
+  }
+};
+
+// One row of a tile by one team. A team without a row has an empty place.
+template <class Pass, int each, int width, int stages>
+__device__ inline void dx_in_tile(const PackedRing<Pass, width, stages>& ring, int slot, int row,
+                                  const UnitPlace<each, width>& place, const LaneShare<each, width>& gamma,
+                                  LaneSums<each, width>& column_sums, float inverse_cols) {
+  const auto row_of = [&](int tensor) { return ring.cells(slot, tensor) + row * ring.cols; };
+  const RowStatistics s = place.has_row() ? ring.statistics(slot, row) : RowStatistics{0.0f, 0.0f};
+  LaneShare<each, width> xhat, wdy;
+  xhat.load(row_of(0), place);
+  wdy.load(row_of(1), place);
+  RowSums sums = {0.0f, 0.0f};
+#pragma unroll
+  for (int k = 0; k < place.units; ++k) {
+    if (!place.has(k)) continue;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const float dy = wdy.at[k][j];
+      xhat.at[k][j] = xhat_of(xhat.at[k][j], s);
+      wdy.at[k][j] *= gamma.at[k][j];
+      if constexpr (Pass::centered) sums.wdy += wdy.at[k][j];
+      sums.wdy_xhat = fmaf(wdy.at[k][j], xhat.at[k][j], sums.wdy_xhat);
+      column_sums.dgamma.at[k][j] = fmaf(dy, xhat.at[k][j], column_sums.dgamma.at[k][j]);
+      if constexpr (Pass::centered) column_sums.dbeta.at[k][j] += dy;
+    }
+  }
+  LaneTeam<width> team;
+  team.put(sums);
+  if (!ring.pass.p.dx) return;
+  const Gradient gradient = gradient_with(s, team.get(), inverse_cols);
+  LaneShare<each, width> dh;
+  if constexpr (Pass::adds_dh) dh.load(row_of(2), place);
+#pragma unroll
+  for (int k = 0; k < place.units; ++k) {
+    if (!place.has(k)) continue;
+    float dx[each];
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      dx[j] = gradient(wdy.at[k][j], xhat.at[k][j]);
+      if constexpr (Pass::adds_dh) dx[j] += dh.at[k][j];
+    }
+    welford::store_unit(row_of(0) + place.column(k), dx);
+  }
+}
+
+template <class Pass, int each, int width, int stages>
+__global__ void __launch_bounds__(threads_of_packed, blocks_that_fit(threads_of_packed, 4))
+    backward_packed_rows(Pass pass, PartialRows partial, float inverse_cols) {
+  using TheRing = PackedRing<Pass, width, stages>;
+  constexpr int teams = threads_of_packed / width;
+  constexpr int warps = threads_of_packed / lanes;
+  const int cols = static_cast<int>(pass.p.cols);
+  const int thread = static_cast<int>(threadIdx.x);
+  const TheRing ring = {pass, cols, advice_of(pass.leaves)};
+  UnitPlace<each, width> place = {thread % width, cols};
+  wait_for_previous_kernel();
+  for (int ahead = 0; ahead < stages; ++ahead) ring.start_copy(blockIdx.x + int64_t{ahead} * gridDim.x, ahead);
+  LaneShare<each, width> gamma;
+  gamma.load_parameter(pass.p.gamma, place, 1.0f);
+  LaneSums<each, width> sums;
+
+  int slot = 0;
+  int64_t index = blockIdx.x;
+  for (; ring.tile(index).rows > 0; index += gridDim.x, slot = slot == stages - 1 ? 0 : slot + 1) {
+    const auto tile = ring.tile(index);
+    __pipeline_wait_prior(stages - 1);
+    __syncthreads();  // all threads' copies are here
+#pragma unroll 1
+    for (int first = 0; first < tile.rows; first += teams) {
+      const int row = first + thread / width;
+      place.cols = row < tile.rows ? cols : 0;
+      dx_in_tile(ring, slot, row, place, gamma, sums, inverse_cols);
+    }
+    __syncthreads();  // all rows of dx are there, and dy has been read
+    if (pass.p.dx) tile.copy_out(pass.p.dx + tile.first_row * cols, ring.cells(slot, 0));
+    ring.start_copy(index + int64_t{stages} * gridDim.x, slot);
+  }
+  __pipeline_wait_prior(0);
+  let_next_kernel_start();
+  if (!partial.first) return;
+
+  // The sums of a warp's teams, then those of the warps.
+  place.cols = cols;
+  __syncthreads();                            // nobody reads the ring any more
+  float* of_warps = dynamic_shared<float>();  // [warps][2][cols]
+  const auto hand_in = [&](LaneShare<each, width>& of_lane, float* to) {
+    LaneSums<each, width>::for_each(of_lane, place, [&](float sum, int column) {
+      for (int distance = width; distance < lanes; distance *= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+      if (thread % lanes < width && column < cols) to[column] = sum;
+    });
+  };
+  hand_in(sums.dgamma, of_warps + thread / lanes * 2 * cols);
+  if constexpr (Pass::centered) hand_in(sums.dbeta, of_warps + (thread / lanes * 2 + 1) * cols);
+  __syncthreads();
+  for (int i = thread; i < (Pass::centered ? 2 : 1) * cols; i += threads_of_packed) {
+    double sum = 0.0;
+    for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp * 2 * cols + i];
+    partial.dgamma(blockIdx.x)[i] = static_cast<float>(sum);
+  }
+}
 // [/snippet]
 
 // [snippet: side_by_side]
@@ -1300,22 +1563,22 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 inline constexpr int threads_side_by_side = 256;
 
 // A block's tile of columns is so many vectors wide: one sector of each row, or two. Narrow tiles are more blocks with
-// fewer rows to a thread.
-enum class Tile { narrow = 2, wide = 4 };
+// fewer rows to a thread. Few rows would leave most threads without one: there a warp has a row of the tile.
+enum class Tile { narrow = 2, wide = 4, warp = lanes };
 
 template <Tile tile, class T>
 inline constexpr int tile_columns = static_cast<int>(tile) * vector_size<T>;
 
 // The rows of a thread whose loads are on their way together.
 template <Tile tile>
-inline constexpr int tile_batch = tile == Tile::narrow ? 4 : 8;
+inline constexpr int tile_batch = tile == Tile::wide ? 8 : 4;
 
 // The most rows of which a thread has all on their way together.
 template <Tile tile>
 inline constexpr int rows_of_batch = threads_side_by_side / static_cast<int>(tile) * tile_batch<tile>;
 
-// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th or
-// 64th row.
+// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th, 64th
+// or 8th row.
 template <Tile tile, class Pass>
 __device__ inline void sum_tile(const Pass& pass, int number) {
   using T = typename Pass::T;
@@ -1370,23 +1633,30 @@ __device__ inline void sum_tile(const Pass& pass, int number) {
     }
   }
   __syncthreads();
-  const int own = thread % columns;
-  const int which = thread / columns;  // of the two sums
-  G* out = which == 0 ? p.dgamma : which == 1 ? p.dbeta : nullptr;
-  if (!out || first_column + own >= p.cols) return;
-  float sum = 0.0f;
-  for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp][which][own];
-  out[first_column + own] = static_cast<G>(sum);
+  for (int i = thread; i < 2 * columns; i += threads_side_by_side) {
+    const int own = i % columns;
+    const int which = i / columns;  // of the two sums
+    G* out = which == 0 ? p.dgamma : p.dbeta;
+    if (!out || first_column + own >= p.cols) continue;
+    float sum = 0.0f;
+    for (int warp = 0; warp < warps; ++warp) sum += of_warps[warp][which][own];
+    out[first_column + own] = static_cast<G>(sum);
+  }
 }
 
-// dx of a row by a team of `width` threads, of which this is `thread`. A row of which the team has none is out of
-// range.
-template <int units, int width, class Pass, class Team>
-__device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread, Team team) {
+// The columns of thread `thread` of `threads` that have a whole row.
+template <class Pass>
+__device__ inline Columns<Layout::whole, typename Pass::T> columns_of_row(const Pass& pass, int thread, int threads) {
+  const int cols = static_cast<int>(pass.p.cols);
+  return {0, cols, cols, 0, cols, 0, thread, threads};
+}
+
+// dx of a row by a team, of whose threads this one has `columns`. A row of which the team has none is out of range.
+template <int units, class Pass, class Team>
+__device__ inline void dx_in_registers(const Pass& pass, int64_t row,
+                                       const Columns<Layout::whole, typename Pass::T>& columns, Team team) {
   using T = typename Pass::T;
   const auto& p = pass.p;
-  const int cols = static_cast<int>(p.cols);
-  const Columns<Layout::whole, T> columns = {0, cols, cols, 0, cols, 0, thread, width};
   const bool has_row = row < p.rows;
   const auto vector_of = [&](const T* tensor, int64_t stride, int i) {
     return *reinterpret_cast<const uint4*>(tensor + row * stride + columns.column(i));
@@ -1403,6 +1673,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
   for (int i = 0; i < units; ++i) {
     gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i), 1.0f);
   }
+  team.open();
   const RowStatistics s = has_row ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
 
   RowSums sums = {0.0f, 0.0f};
@@ -1420,6 +1691,12 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
     }
   }
   team.put(sums);
+  constexpr bool dh_comes_early = Pass::adds_dh && units <= 4;  // where there are registers for it
+  uint4 dh[units];
+#pragma unroll
+  for (int i = 0; i < units && dh_comes_early; ++i) {
+    if (has_row && columns.has(i)) dh[i] = vector_of(p.dh, p.dh_stride, i);
+  }
   const Gradient gradient = gradient_with(s, team.get(), 1.0f / static_cast<float>(p.cols));
 #pragma unroll
   for (int i = 0; i < units; ++i) {
@@ -1433,7 +1710,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row, int thread
       dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
     }
     if constexpr (Pass::adds_dh) {
-      const Floats<T> dhs = unpack<T>(vector_of(p.dh, p.dh_stride, i));
+      const Floats<T> dhs = unpack<T>(dh_comes_early ? dh[i] : vector_of(p.dh, p.dh_stride, i));
 #pragma unroll
       for (int k = 0; k < vector_size<T>; ++k) dxs.at[k] += dhs.at[k];
     }
@@ -1451,12 +1728,33 @@ __global__ void __launch_bounds__(threads_side_by_side, 2) backward_side_by_side
   if (block < tiles) {
     sum_tile<tile>(pass, block);
   } else if constexpr (warp_per_row) {
-    dx_in_registers<units, lanes>(pass, int64_t{block - tiles} * warps + thread / lanes, thread % lanes,
-                                  LaneTeam<lanes>{});
+    dx_in_registers<units>(pass, int64_t{block - tiles} * warps + thread / lanes,
+                           columns_of_row(pass, thread % lanes, lanes), LaneTeam<lanes>{});
   } else {
     __shared__ RowSums scratch[warps];
-    dx_in_registers<units, threads_side_by_side>(pass, block - tiles, thread, BlockTeam<warps>{scratch});
+    dx_in_registers<units>(pass, block - tiles, columns_of_row(pass, thread, threads_side_by_side),
+                           BlockTeam<warps>{scratch});
   }
+}
+
+// Rows that are few and long: a cluster to a row, and tiles for those whose blocks come after `blocks_of_rows`.
+template <class Pass, int units>
+__global__ void __launch_bounds__(threads_side_by_side, 2)
+    backward_clusters_side_by_side(Pass pass, int blocks_of_rows) {
+  constexpr int warps = threads_side_by_side / lanes;
+  __shared__ RowSums of_warps[2 * warps];
+  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
+  __shared__ uint64_t arrivals[2];
+  wait_for_previous_kernel();
+  const int block = static_cast<int>(blockIdx.x);
+  if (block >= blocks_of_rows) return sum_tile<Tile::warp>(pass, block - blocks_of_rows);
+  const Cluster cluster = this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  const int row = block / blocks;
+  dx_in_registers<units>(pass, row,
+                         columns_of<Layout::whole>(pass, row, static_cast<int>(threadIdx.x), threads_side_by_side,
+                                                   static_cast<int>(cluster.block_rank()), blocks),
+                         ClusterTeam<warps, ClusterMail>{cluster, {cluster, arrivals}, of_warps, of_blocks});
 }
 // [/snippet]
 
@@ -1518,6 +1816,11 @@ ClusterSplit<layout> cluster_split_of(const Pass& pass, int64_t clusters, int64_
           {split_of<layout>(pass, first_rows, turning), split_of<layout>(pass, last_rows, period)},
           parts_of(last_rows, kinds),
           parts_of(last_rows, clusters - turning)};
+}
+
+template <Layout layout>
+int64_t partial_rows_of(const ClusterSplit<layout>& rows, int64_t teams) {
+  return rows.turning + (rows.kind_count > 0 ? teams - rows.turning + rows.kind_count - 1 : 0);
 }
 
 template <Layout layout, class T>
@@ -1598,15 +1901,12 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
-// `size` blocks to a cluster, `resident` to a multiprocessor.
-template <Layout layout, int units, int stages, int threads, int resident, class Pass>
-bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
-  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
-  if (size > most_blocks_of_cluster || !fits(shared_bytes)) return false;
-  if (device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
-  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
+// Clusters of `size` blocks that the whole device holds at the same time. Afterwards they may be launched.
+template <class Kernel>
+int clusters_at_once(Kernel kernel, unsigned size, int threads, size_t shared_bytes) {
+  if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
   const void* const address = reinterpret_cast<const void*>(kernel);
-  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{shared_bytes}),
+  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
              "asking for dynamic shared memory");
   if (size > welford::largest_cluster) {
     check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -1619,27 +1919,96 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = size;
-  config.blockDim = threads;
+  config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   int at_once = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
+  return at_once;
+}
+
+// `size` blocks to a cluster, `resident` to a multiprocessor. Without overlap: beside what is left of the kernel before
+// it, a cluster may find no room, and would begin with its rows when all others are through with theirs.
+template <Layout layout, int units, int stages, int threads, int resident, class Pass>
+bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
+  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
+  if (!fits(shared_bytes)) return false;
+  const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
+  const int at_once = clusters_at_once(kernel, size, threads, shared_bytes);
   if (at_once == 0) return false;
   const int64_t period = period_of<layout>(pass);
   const int64_t clusters = teams_for(pass.p.rows, at_once, pass.p.cols, period - 1);
   const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, clusters, period);
-  const int64_t partial_rows = rows.turning + (rows.kind_count > 0 ? clusters - rows.turning + rows.kind_count - 1 : 0);
+  const int64_t partial_rows = partial_rows_of(rows, clusters);
   launch(kernel,
          {.grid = static_cast<unsigned>(clusters * size),
           .block = threads,
           .shared_bytes = shared_bytes,
           .cluster = size,
-          .overlap = true,
           .stream = stream},
          pass, partial_rows_of(pass, partial_rows), rows);
   launch_sum(pass.p, partial_rows, stream);
   return true;
+}
+
+// As many teams as hold a row each in their blocks' rings at the same time; they share out all blocks that there is
+// room for. The mail lies where there would be one partial row more.
+template <Layout layout, int units, int stages, int threads, class Pass>
+bool launch_grid(const Pass& pass, cudaStream_t stream) {
+  constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
+  if (!fits(shared_bytes) || !pass.p.workspace) return false;
+  if (device_attribute(cudaDevAttrCooperativeLaunch) == 0) return false;
+  const auto kernel = backward_grid_per_row<Pass, layout, units, stages, threads>;
+  const int64_t at_once = blocks_at_once(kernel, threads, shared_bytes);
+  const int64_t row_units = units_of_row<layout, typename Pass::T>(pass.p.cols);
+  const int64_t least_blocks = (row_units + units * threads - 1) / (units * threads);
+  if (least_blocks > std::min<int64_t>(at_once, threads)) return false;
+  const int64_t period = period_of<layout>(pass);
+  const int64_t teams = teams_for(pass.p.rows, at_once / least_blocks, pass.p.cols, period);
+  const int64_t blocks = std::min<int64_t>(at_once / teams, threads);
+  const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, teams, period);
+  const int64_t partial_rows = partial_rows_of(rows, teams);
+  Letter* const mail = reinterpret_cast<Letter*>(pass.p.workspace + 2 * partial_rows * pass.p.cols);
+  check_cuda(cudaMemsetAsync(mail, 0, teams * blocks * 4 * sizeof(Letter), stream), "clearing the mail");
+  launch(kernel,
+         {.grid = static_cast<unsigned>(teams * blocks),
+          .block = threads,
+          .shared_bytes = shared_bytes,
+          .cooperative = true,
+          .stream = stream},
+         pass, partial_rows_of(pass, partial_rows), rows, mail, static_cast<int>(blocks));
+  launch_sum(pass.p, partial_rows, stream);
+  return true;
+}
+
+template <int each, int width, int stages, class Pass>
+bool launch_packed(const Pass& pass, cudaStream_t stream) {
+  using TheRing = PackedRing<Pass, width, stages>;
+  const auto kernel = backward_packed_rows<Pass, each, width, stages>;
+  const int cols = static_cast<int>(pass.p.cols);
+  const size_t shared_bytes = stages * TheRing::bytes_of_slot(cols);
+  if (!fits(static_cast<int64_t>(shared_bytes))) return false;
+  const int64_t tiles = (pass.p.rows + TheRing::height - 1) / TheRing::height;
+  const int64_t blocks = teams_for(tiles, blocks_at_once(kernel, threads_of_packed, shared_bytes), cols);
+  launch(kernel,
+         {.grid = static_cast<unsigned>(blocks),
+          .block = threads_of_packed,
+          .shared_bytes = shared_bytes,
+          .overlap = true,
+          .stream = stream},
+         pass, partial_rows_of(pass, blocks), 1.0f / static_cast<float>(cols));
+  launch_sum(pass.p, blocks, stream);
+  return true;
+}
+
+template <int width, class Pass>
+bool launch_packed(const Pass& pass, cudaStream_t stream) {
+  constexpr int stages = 2;
+  if constexpr (sizeof(typename Pass::T) == 2) {
+    if (pass.p.cols % 2 == 0) return launch_packed<2, width, stages>(pass, stream);
+  }
+  return launch_packed<1, width, stages>(pass, stream);
 }
 
 // `rows` to a block that finds dx.
@@ -1655,6 +2024,22 @@ bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
           .overlap = true,
           .stream = stream},
          pass, static_cast<int>(tiles));
+  return true;
+}
+template <int units, class Pass>
+bool launch_clusters_side_by_side(const Pass& pass, unsigned size, cudaStream_t stream) {
+  const auto kernel = backward_clusters_side_by_side<Pass, units>;
+  if (clusters_at_once(kernel, size, threads_side_by_side, 0) == 0) return false;
+  constexpr int64_t columns = tile_columns<Tile::warp, typename Pass::T>;
+  const int64_t tiles = pass.p.dgamma || pass.p.dbeta ? (pass.p.cols + columns - 1) / columns : 0;
+  const int64_t blocks_of_rows = pass.p.dx ? pass.p.rows * size : 0;
+  launch(kernel,
+         {.grid = static_cast<unsigned>(blocks_of_rows + (tiles + size - 1) / size * size),
+          .block = threads_side_by_side,
+          .cluster = size,
+          .overlap = true,
+          .stream = stream},
+         pass, static_cast<int>(blocks_of_rows));
   return true;
 }
 // [/snippet]
@@ -1697,6 +2082,29 @@ bool is_small(const Pass& pass) {
          p.cols * element >= 512 && p.cols * element <= longest_row;
 }
 
+// Likewise where rows are longer, or so few that one block to each is slow: up to 16 blocks have a row. As measured,
+// the rows take half of the multiprocessors, if that is enough blocks for them; the others have the tiles.
+template <class Pass>
+bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream) {
+  constexpr int64_t threads = threads_side_by_side;
+  constexpr int most_units = most_units_side_by_side<Pass>;
+  const auto& p = pass.p;
+  const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
+  if (length <= (p.rows <= 8 ? 4 : 8) * threads || bytes > (int64_t{8} << 20)) return false;
+  if (!p.dx && !p.dgamma && !p.dbeta) return false;
+  unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads));
+  while (size > blocks_for(length, most_units * threads) &&
+         2 * p.rows * size > device_attribute(cudaDevAttrMultiProcessorCount)) {
+    size /= 2;
+  }
+  if (length <= size * 2 * threads) return launch_clusters_side_by_side<2>(pass, size, stream);
+  if (length <= size * 4 * threads) return launch_clusters_side_by_side<4>(pass, size, stream);
+  if constexpr (most_units == 8) {
+    if (length <= size * 8 * threads) return launch_clusters_side_by_side<8>(pass, size, stream);
+  }
+  return false;
+}
+
 // Which shape takes which length was found by measuring on an H200; but what is small by counting.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
@@ -1704,6 +2112,7 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr bool wide_elements = sizeof(typename Pass::T) == 4;
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
+  if (launch_few_long_rows(pass, length, stream)) return true;
   if (is_small(pass)) {
     if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
     if constexpr (most_units_side_by_side<Pass> == 8) {
@@ -1726,10 +2135,11 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
     unsigned pairs = pair_blocks_for(length);
     if (length > 8 * 1024 && length <= 16 * 4 * threads_of_pair) pairs = 16;
     if (pairs > 0) return launch_cluster<whole, 4, 3, threads_of_pair, 2>(pass, pairs, stream);
-    return launch_cluster<whole, 4, 3, 512, 1>(pass, blocks_for(length, 4 * 512), stream);
+    if (launch_cluster<whole, 4, 3, 512, 1>(pass, blocks_for(length, 4 * 512), stream)) return true;
   } else {
-    return launch_cluster<whole, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
+    if (launch_cluster<whole, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream)) return true;
   }
+  return launch_grid<whole, 2, deep, 512>(pass, stream);
 }
 
 // Rows that start and end anywhere, in all tensors alike, of more than 128 elements.
@@ -1756,24 +2166,48 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
     // instructions that do not hang on their number.
     if (length <= 8 * 4 * 256) return launch_cluster<alike, 4, 3, 256, 2>(pass, 8, stream);
     if (length <= 8 * 5 * 320) return launch_cluster<alike, 5, 3, 320, 1>(pass, 8, stream);
-    return launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream);
+    if (launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream)) return true;
   } else {
-    return launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream);
+    if (launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream)) return true;
   }
+  return launch_grid<alike, 2, deep, 512>(pass, stream);
 }
 
 template <class Pass>
 bool rows_of_elements(const Pass& pass, cudaStream_t stream) {
   constexpr Layout apart = Layout::apart;
+  constexpr int deep = stages_in_room<Pass>;
   if (pass.p.cols <= 2 * 8) return launch_lanes<apart, 2, 4, 8, 256, 2>(pass, stream);
   if (pass.p.cols <= 4 * 32) return launch_lanes<apart, 4, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 4) {
-    if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, stages_in_room<Pass>, 512, 1>(pass, stream);
-    return launch_cluster<apart, 8, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 8 * 512), stream);
+    if (pass.p.cols <= 8 * 512) return launch_block<apart, 8, deep, 512, 1>(pass, stream);
+    if (launch_cluster<apart, 8, deep, 512, 1>(pass, blocks_for(pass.p.cols, 8 * 512), stream)) return true;
+    return launch_grid<apart, 8, deep, 512>(pass, stream);
   } else {
     if (pass.p.cols <= 16 * 256) return launch_block<apart, 16, 4, 256, 2>(pass, stream);
-    return launch_cluster<apart, 16, stages_in_room<Pass>, 512, 1>(pass, blocks_for(pass.p.cols, 16 * 512), stream);
+    if (launch_cluster<apart, 16, deep, 512, 1>(pass, blocks_for(pass.p.cols, 16 * 512), stream)) return true;
+    return launch_grid<apart, 16, deep, 512>(pass, stream);
   }
+}
+
+// Narrow rows that start anywhere, without gaps between them, if there are enough for all multiprocessors.
+template <class Pass>
+bool rows_packed(const Pass& pass, cudaStream_t stream) {
+  const auto& p = pass.p;
+  const auto is_packed = [&](const typename Pass::T* first, int64_t stride) {
+    return !first || (stride == p.cols && reinterpret_cast<uintptr_t>(first) % 16 == 0);
+  };
+  constexpr int64_t bytes_of_few = 8 * 1024;  // for a multiprocessor
+  const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
+  if (bytes < bytes_of_few * device_attribute(cudaDevAttrMultiProcessorCount)) return false;
+  if (!is_packed(p.x, p.x_stride) || !is_packed(p.dy, p.dy_stride)) return false;
+  if (!is_packed(p.dh, p.dh_stride) || !is_packed(p.dx, p.dx_stride)) return false;
+  if (p.cols <= 1 * elements_of_lane) return launch_packed<1>(pass, stream);
+  if (p.cols <= 2 * elements_of_lane) return launch_packed<2>(pass, stream);
+  if (p.cols <= 4 * elements_of_lane) return launch_packed<4>(pass, stream);
+  if (p.cols <= 8 * elements_of_lane) return launch_packed<8>(pass, stream);
+  if (p.cols <= 16 * elements_of_lane) return launch_packed<16>(pass, stream);
+  return false;
 }
 
 template <class T, class G, bool centered, bool adds_dh>
@@ -1790,6 +2224,7 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const bool whole_vectors = alike && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.cols % vector_size<T> == 0 &&
                              (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
                              reinterpret_cast<uintptr_t>(p.gamma) % 16 == 0;
+  if (!whole_vectors && rows_packed(pass, stream)) return;
   const bool done = whole_vectors              ? rows_of_vectors(pass, stream)
                     : alike && p.cols > 4 * 32 ? rows_alike(pass, stream)
                                                : rows_of_elements(pass, stream);

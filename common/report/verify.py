@@ -70,6 +70,8 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
     yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
+    yield Sweep("narrow rows", "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
+                ("--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510", "--input", "normal"))
     yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
                 ("--rows", "3", "--cols", COLS, "--input", "large_mean"))
     yield Sweep("strides", "rows with 3 elements between them, tensors that begin 1 element off their alignment",
@@ -80,6 +82,7 @@ def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
                 ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
     if any(operation.endswith("backward") for operation in program.operations):
         yield Sweep("dx alone", "no gradients of the weights", ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "dgamma,dbeta", "--input", "normal"))
+        yield Sweep("longest rows", "rows of 262144 columns and more, by 1, 2, 9 and 40", ("--shapes", "1x262144,2x262144,9x300007,40x262145,40x262144", "--input", "normal"))
         yield Sweep("many rows", "a million rows, whose sums go down the columns", ("--shapes", "1000003x64", "--input", "normal"))
 
 

@@ -65,10 +65,11 @@ struct RandomPass {
         dbeta(cols),
         workspace(backward_workspace(cols)) {}
 
-  void run() {
+  void run() { run_to(dx); }
+  void run_to(const OnDevice<float>& result) {
     const LayerNormBackward<float> p = {
-        dy.get(),    x.get(),         nullptr, gamma.get(), mean.get(), rstd.get(), dx.get(), dgamma.get(),
-        dbeta.get(), workspace.get(), rows,    cols,        cols,       cols,       cols,     cols};
+        dy.get(),    x.get(),         nullptr, gamma.get(), mean.get(), rstd.get(), result.get(), dgamma.get(),
+        dbeta.get(), workspace.get(), rows,    cols,        cols,       cols,       cols,         cols};
     backward::layer_norm_backward(p, nullptr);
     check_cuda(cudaDeviceSynchronize(), "running the backward pass");
   }
@@ -107,9 +108,17 @@ class Backward : public testing::Test {
   }
 };
 
+// More than enough for narrow rows of `cols` floats to go by tiles.
+int rows_of_tiles(int cols) {
+  return device_attribute(cudaDevAttrMultiProcessorCount) * 32768 / (4 * cols) + 101;
+}
+
 TEST_F(Backward, SameBitsOnTwentyRuns) {
-  // Lanes, a small problem, a block and a cluster; and rows that are no whole vectors, on few blocks and on many.
+  // Lanes, a small problem, a block, a cluster and few long rows; and rows that are no whole vectors, on few blocks and
+  // on many, and in tiles.
   for (const auto& [rows, cols] : {std::pair{1000, 32},
+                                   {rows_of_tiles(50), 50},
+                                   {rows_of_tiles(127), 127},
                                    {1000, 100},
                                    {1000, 201},
                                    {500, 1024},
@@ -117,7 +126,8 @@ TEST_F(Backward, SameBitsOnTwentyRuns) {
                                    {60, 4095},
                                    {3, 1023},
                                    {40, 8192},
-                                   {9, 20000},
+                                   {2, 20000},
+                                   {130, 20000},
                                    {13, 20001}}) {
     RandomPass pass(rows, cols);
     pass.run();
@@ -199,6 +209,46 @@ TEST_F(Backward, ClustersCountRowsThatStartAnywhereOnce) {
 #ifdef WORKLOG_BACKEND_CPU
   simt::set_options(before);
 #endif
+}
+
+// And of the blocks of a whole grid, whose sums come by mail in global memory: the same bits each time.
+TEST_F(Backward, GridsCountRowsThatStartAnywhereOnce) {
+#ifdef WORKLOG_BACKEND_CPU
+  const simt::Options before = simt::options();
+  simt::Options options = before;
+  options.multiprocessors = 80;
+  options.blocks_per_multiprocessor = 1;
+  simt::set_options(options);
+#endif
+  for (const int64_t rows : {1, 2, 9}) {
+    RandomPass pass(rows, 140003);
+    pass.run();
+    expect_column_sums(pass);
+    const std::vector<float> dx = pass.dx.download();
+    const std::vector<float> dgamma = pass.dgamma.download();
+    for (int run = 1; run < 3; ++run) {
+      pass.run();
+      EXPECT_TRUE(same_bits(dx, pass.dx.download())) << rows << " rows, run " << run;
+      EXPECT_TRUE(same_bits(dgamma, pass.dgamma.download())) << rows << " rows, run " << run;
+    }
+  }
+#ifdef WORKLOG_BACKEND_CPU
+  simt::set_options(before);
+#endif
+}
+
+// dx may take the place of x or of dy.
+TEST_F(Backward, TilesOfNarrowRowsInPlace) {
+  for (const int cols : {33, 50}) {
+    RandomPass apart(rows_of_tiles(cols), cols);
+    apart.run();
+    for (OnDevice<float> RandomPass::*const place : {&RandomPass::x, &RandomPass::dy}) {
+      RandomPass pass(rows_of_tiles(cols), cols);
+      pass.run_to(pass.*place);
+      EXPECT_TRUE(same_bits(apart.dx.download(), (pass.*place).download())) << cols << " columns";
+      EXPECT_TRUE(same_bits(apart.dgamma.download(), pass.dgamma.download())) << cols << " columns";
+    }
+  }
 }
 
 }  // namespace

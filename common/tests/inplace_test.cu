@@ -39,12 +39,18 @@ struct Shape {
   int64_t residual_shift;  // as many again, of the residual alone: then no vectors are possible at all
 };
 
-// Each way that the final kernel has through a row: elements, lanes, a block, several blocks, and an element at a time.
-constexpr Shape shapes[] = {
-    {5, 1, 0, 0, 0},    {9, 7, 0, 0, 0},     {6, 33, 0, 1, 0},    {5, 64, 0, 0, 0},    {3, 257, 0, 1, 0},
-    {3, 1000, 3, 1, 0}, {3, 1024, 0, 0, 0},  {3, 1024, 0, 0, 1},  {2, 4096, 0, 0, 0},  {2, 4097, 0, 1, 0},
-    {3, 4096, 5, 0, 1}, {2, 12288, 0, 0, 0}, {2, 40960, 0, 0, 0}, {1, 33001, 0, 1, 1}, {300, 8192, 0, 0, 0},
-};
+// Each way that the final kernel has through a row: elements, lanes, a block, several blocks, an element at a time; and
+// tiles of narrow rows, of which there are enough for all multiprocessors.
+std::vector<Shape> shapes() {
+  std::vector<Shape> all = {
+      {5, 1, 0, 0, 0},    {9, 7, 0, 0, 0},     {6, 33, 0, 1, 0},    {5, 64, 0, 0, 0},    {3, 257, 0, 1, 0},
+      {3, 1000, 3, 1, 0}, {3, 1024, 0, 0, 0},  {3, 1024, 0, 0, 1},  {2, 4096, 0, 0, 0},  {2, 4097, 0, 1, 0},
+      {3, 4096, 5, 0, 1}, {2, 12288, 0, 0, 0}, {2, 40960, 0, 0, 0}, {1, 33001, 0, 1, 1}, {300, 8192, 0, 0, 0},
+  };
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  for (const int64_t cols : {50, 127}) all.push_back({multiprocessors * 32768 / (2 * cols) + 1, cols, 0, 0, 0});
+  return all;
+}
 
 std::vector<std::byte> random_elements(Dtype dtype, int64_t count, unsigned seed, float center) {
   std::mt19937 generator(seed);
@@ -174,7 +180,7 @@ using Types = testing::Types<float, __nv_bfloat16>;
 TYPED_TEST_SUITE(InPlaceTest, Types);
 
 TYPED_TEST(InPlaceTest, YOverX) {
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : shapes()) {
     // Where y lies otherwise than x, it takes another way through the kernel than over x: other roundings.
     if (shape.residual_shift != 0) continue;
     SCOPED_TRACE(shown(shape));
@@ -197,7 +203,7 @@ TYPED_TEST(InPlaceTest, TheSumAndItsNormOverWhatTheyAreMadeOf) {
       {Over::nothing, Over::residual}, {Over::x, Over::residual},       {Over::residual, Over::x},
       {Over::nothing, Over::h},        {Over::residual, Over::h},
   };
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : shapes()) {
     const Problem<TypeParam> problem(shape);
     for (const Norm norm : {Norm::layer, Norm::rms}) {
       const Outputs apart = problem.add_norm(norm, Over::nothing, Over::nothing);
