@@ -65,7 +65,7 @@ inline constexpr int threads_of_tile = 128;
 // A tile has so many rows that each team takes some, and that they are whole vectors together: 8 to 16 KiB where the
 // lanes have more than half of the elements that they can have.
 template <class T, int width>
-inline constexpr int rows_of_tile = threads_of_tile / width*(8 / static_cast<int>(sizeof(T)));
+inline constexpr int rows_of_tile = 8 / int{sizeof(T)} * (threads_of_tile / width);
 
 template <class T, int each>
 struct alignas(each * sizeof(T)) Unit {
@@ -82,7 +82,8 @@ __device__ inline void store_unit(T* to, const float (&v)[each]) {
   }
 }
 
-// Which units of a row a lane has. A team has no more lanes than it takes: they all have the first half of their units.
+// Which units of a row a lane has. With half as many lanes a row would not fit: so all lanes have the first half of
+// their units.
 template <int each, int width>
 struct UnitPlace {
   static constexpr int units = elements_of_lane / each;
