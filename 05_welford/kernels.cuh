@@ -1547,6 +1547,9 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   if (length <= 7 * 1024) return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
   if (length <= 56 * 256) return launch_clusters<some, false, given, late, 7, 256, 4>(steps, stream);
   if (length <= 56 * 512) return launch_clusters<some, false, given, late, 7, 512, 2>(steps, stream);
+  if constexpr (wide_elements) {
+    if (length > 56 * 1024) return launch_clusters<some, false, given, late, 8, 1024, 1>(steps, stream);
+  }
   return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
 }
 
@@ -1580,6 +1583,12 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
   }
   if (length <= 4 * 1024) return launch_block<some, given, late, 4, 1024, 1>(steps, stream), true;
   if (length <= 32 * 512) return launch_clusters<some, false, given, late, 4, 512, 2>(steps, stream);
+  if constexpr (sizeof(typename Steps::Element) == 4) {
+    if (length > 32 * 1024) {
+      if (launch_clusters<full, true, given, late, 8, 1024, 1>(steps, stream)) return true;
+      return launch_clusters<some, false, given, late, 8, 1024, 1>(steps, stream);
+    }
+  }
   return launch_clusters<some, false, given, late, 4, 1024, 1>(steps, stream);
 }
 

@@ -1340,23 +1340,20 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   if (partial.first) sums.write_row(partial.dgamma(blockIdx.x), partial.dbeta(blockIdx.x), columns);
 }
 
-// The rows of team `number`, of which each of the team's `pieces` blocks has one piece.
-template <int units, int stages, Layout layout, class Pass, class Team>
-__device__ inline void walk_kinds(const Pass& pass, Team& team, const PartialRows& partial,
-                                  const ClusterSplit<layout>& rows, int number, int piece, int pieces, int threads) {
-  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
-    const Share share = rows.share_of(number, kind);
-    if (share.count < 0) continue;
-    const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads, piece, pieces);
-    ColumnSums<Pass, layout, units> sums;
-    if (share.count > 0) {
-      walk_rows(pass, team,
-                Ring<Pass, layout, units, stages>(pass, rows.split_of(number), columns, share, dynamic_shared<uint4>()),
-                sums);
-    }
-    if (partial.first) sums.write_row(partial.dgamma(number + kind), partial.dbeta(number + kind), columns);
+// The rows of one kind of team `number`, of which each of the team's `pieces` blocks has one piece.
+template <int units, int stages, int threads, Layout layout, class Pass, class Team>
+__device__ inline void walk_kind(const Pass& pass, Team& team, const PartialRows& partial,
+                                 const ClusterSplit<layout>& rows, int number, int kind, int piece, int pieces) {
+  const Share share = rows.share_of(number, kind);
+  if (share.count < 0) return;
+  const auto columns = columns_of<layout>(pass, share.first, static_cast<int>(threadIdx.x), threads, piece, pieces);
+  ColumnSums<Pass, layout, units> sums;
+  if (share.count > 0) {
+    walk_rows(pass, team,
+              Ring<Pass, layout, units, stages>(pass, rows.split_of(number), columns, share, dynamic_shared<uint4>()),
+              sums);
   }
-  let_next_kernel_start();
+  if (partial.first) sums.write_row(partial.dgamma(number + kind), partial.dbeta(number + kind), columns);
 }
 
 template <class Pass, Layout layout, int units, int stages, int threads, int resident>
@@ -1370,8 +1367,12 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const int blocks = static_cast<int>(cluster.num_blocks());
   ClusterTeam<warps, ExchangeOf<layout, resident>> team{cluster, {cluster, arrivals}, of_warps, of_blocks};
   team.open();
-  walk_kinds<units, stages>(pass, team, partial, rows, static_cast<int>(blockIdx.x) / blocks,
-                            static_cast<int>(cluster.block_rank()), blocks, threads);
+  const int number = static_cast<int>(blockIdx.x) / blocks;
+  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
+    walk_kind<units, stages, threads>(pass, team, partial, rows, number, kind, static_cast<int>(cluster.block_rank()),
+                                      blocks);
+  }
+  let_next_kernel_start();
 }
 
 // `blocks` to a team, which all run at the same time.
@@ -1383,7 +1384,10 @@ __global__ void __launch_bounds__(threads, 1)
   const int number = static_cast<int>(blockIdx.x) / blocks;
   const int piece = static_cast<int>(blockIdx.x) % blocks;
   GridTeam<threads> team{mail + number * 4 * blocks, piece, blocks, of_warps, of_mail};
-  walk_kinds<units, stages>(pass, team, partial, rows, number, piece, blocks, threads);
+  for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
+    walk_kind<units, stages, threads>(pass, team, partial, rows, number, kind, piece, blocks);
+  }
+  let_next_kernel_start();
 }
 // [/snippet]
 
@@ -2090,9 +2094,9 @@ bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream)
   constexpr int most_units = most_units_side_by_side<Pass>;
   const auto& p = pass.p;
   const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
-  if (length <= (p.rows <= 8 ? 4 : 8) * threads || bytes > (int64_t{8} << 20)) return false;
+  if (length <= (p.rows <= 8 ? 2 : 8) * threads || bytes > (int64_t{8} << 20)) return false;
   if (!p.dx && !p.dgamma && !p.dbeta) return false;
-  unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads));
+  unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads / 4));
   while (size > blocks_for(length, most_units * threads) &&
          2 * p.rows * size > device_attribute(cudaDevAttrMultiProcessorCount)) {
     size /= 2;
