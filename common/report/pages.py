@@ -60,14 +60,17 @@ def code_page(path: Path) -> str:
     return f"# {path.relative_to(ROOT)}\n\n{fence(path.read_text(encoding='utf-8'), language)}\n"
 
 
+def is_stage_code(path: Path) -> bool:
+    return path.parent.name in stage_folders(ROOT) and (path.suffix == ".cuh" or path.name == "main.cu")
+
+
 def stage_code(stage: str) -> str:
-    """A stage's code in tabs."""
+    """A stage's code in tabs, the kernels first."""
     tabs = []
-    for name in ("kernels.cuh", "main.cu"):
-        path = ROOT / stage / name
-        if path.is_file():
-            body = fence(path.read_text(encoding="utf-8"), "cuda")
-            tabs.append(f'=== "{name}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.split("\n")))
+    files = filter(is_stage_code, (ROOT / stage).iterdir())
+    for path in sorted(files, key=lambda path: (path.name != "kernels.cuh", path.name == "main.cu", path.name)):
+        body = fence(path.read_text(encoding="utf-8"), "cuda")
+        tabs.append(f'=== "{path.name}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.split("\n")))
     return f"# {stage}: the code\n\n" + "\n\n".join(tabs) + "\n"
 
 
@@ -89,7 +92,7 @@ class Staging:
         if path.suffix in COPIED:
             self.copied.add(path)
             return name
-        if stage in stage_folders(ROOT) and path.name in ("kernels.cuh", "main.cu"):
+        if is_stage_code(path):
             return f"{stage}/code.md"
         if path.suffix in LANGUAGES or path.name == "LICENSE":
             page = f"{name}.md" if path.suffix else f"{name}-file.md"
