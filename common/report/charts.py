@@ -59,6 +59,8 @@ STYLES = [
     ("#8E5C9E", "D", ":", "xxx"),
     ("#B8860B", "v", (0, (5, 1)), "\\\\\\"),
     ("#444444", "P", (0, (1, 1)), "+++"),
+    ("#CC3377", "X", (0, (3, 1, 1, 1)), "ooo"),
+    ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
 PEER_MARKERS = {"PyTorch": "x", "PyTorch, two calls": "+", "Inductor": "s", "flash-attn": "^", "Liger": "D"}
 
@@ -785,9 +787,11 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     for ax, (operation, by_variant) in zip(axes, lines.items()):
         for name, shares in by_variant.items():
             color, marker, dash, _ = STYLES[names.index(name) % len(STYLES)]
-            cols = sorted(shares)
-            ax.plot(cols, [shares[c][1] for c in cols], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == compare.OURS else 1.2,
-                    label=PEER_LABELS.get(name, name), zorder=3 if name == compare.OURS else 2)
+            whole, odd = ([c for c in sorted(shares) if (c % 8 == 0) == is_whole] for is_whole in (True, False))
+            zorder = 3 if name == compare.OURS else 2
+            ax.plot(whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == compare.OURS else 1.2,
+                    label=PEER_LABELS.get(name, name), zorder=zorder)
+            ax.plot(odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none", markersize=5, zorder=zorder)
         ax.set_title(operation + ("†" if operation in old else ""), fontsize=9.5)
         cols_axis(ax, [c for shares in by_variant.values() for c in shares])
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -802,7 +806,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     title = "The final kernels beside other libraries: share of a copy of the same bytes"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     context = document["context"]
-    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width", f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}",
+    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns", f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}",
              STALE_NOTE if old & lines.keys() else "")
     return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
