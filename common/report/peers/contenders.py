@@ -161,8 +161,8 @@ def flash_attention(problem: Problem) -> Any:
 
 
 def _with_warps_enough(configs: list[Any], arguments: dict[str, Any], **_: Any) -> list[Any]:
-    """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread fit into no
-    registers: such a kernel takes the compiler minutes and is never chosen."""
+    """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread, of several
+    tensors in float32, fit into no registers: such kernels take the compiler minutes, and spill."""
     return [config for config in configs if arguments["N"] <= 64 * 32 * config.num_warps] or configs[-1:]
 
 
