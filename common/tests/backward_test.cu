@@ -242,7 +242,7 @@ TEST_F(Backward, TilesOfNarrowRowsInPlace) {
   for (const int cols : {33, 50}) {
     RandomPass apart(rows_of_tiles(cols), cols);
     apart.run();
-    for (OnDevice<float> RandomPass::*const place : {&RandomPass::x, &RandomPass::dy}) {
+    for (const auto place : {&RandomPass::x, &RandomPass::dy}) {
       RandomPass pass(rows_of_tiles(cols), cols);
       pass.run_to(pass.*place);
       EXPECT_TRUE(same_bits(apart.dx.download(), (pass.*place).download())) << cols << " columns";
