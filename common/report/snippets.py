@@ -13,6 +13,8 @@ OPENING = re.compile(r"\s*(?://|#)\s*\[snippet:\s*([\w-]+)\s*\]\s*")
 CLOSING = re.compile(r"\s*(?://|#)\s*\[/snippet\]\s*")
 TASK = re.compile(r"\s*//\s*\[(?:task:\s*[\w-]+\s*|/task)\]\s*")
 
+MOST_OPEN_LINES = 100  # a longer piece of code is folded, so that a page can be read past it
+
 LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".c": "c", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh"}
 
 
@@ -42,7 +44,7 @@ def snippets_of(text: str, shown: str) -> dict[str, str]:
 
 
 def code_block(path: Path, name: str, shown: str) -> str:
-    """The snippet as a fenced block."""
+    """The snippet as a fenced block, folded if it is long."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -52,4 +54,8 @@ def code_block(path: Path, name: str, shown: str) -> str:
         raise ReportError(f"{shown} has no snippet '{name}'; it has: {', '.join(found) or 'none'}")
     ticks = max((len(run) for run in re.findall(r"`+", found[name])), default=0)
     fence = "`" * max(3, ticks + 1)
-    return f"{fence}{LANGUAGES.get(path.suffix, '')}\n{found[name]}\n{fence}"
+    block = f"{fence}{LANGUAGES.get(path.suffix, '')}\n{found[name]}\n{fence}"
+    lines = found[name].count("\n") + 1
+    if lines <= MOST_OPEN_LINES:
+        return block
+    return f"<details>\n<summary>The code: {lines} lines of <code>{path.name}</code></summary>\n\n{block}\n\n</details>"

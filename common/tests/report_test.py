@@ -200,6 +200,17 @@ class Sync(Playground):
         self.sync()
         self.assertEqual(self.read("01_naive/README.md"), once)
 
+    def test_folds_long_code(self) -> None:
+        self.edit("01_naive/kernels.cuh", "    x[0] = 1.0f;  // a comment\n", "    x[0] = 1.0f;\n" * 97)
+        self.sync()
+        self.assertNotIn("<details>", self.read("01_naive/README.md"))  # 100 lines
+        self.edit("01_naive/kernels.cuh", "    x[0] = 1.0f;\n", "    x[0] = 1.0f;\n\n")
+        self.sync()
+        text = self.read("01_naive/README.md")
+        self.assertIn("<details>\n<summary>The code: 101 lines of <code>kernels.cuh</code></summary>\n\n```cuda\n__global__ void", text)
+        self.assertIn("}\n```\n\n</details>", text)
+        self.sync("--check")
+
     def test_check_writes_nothing(self) -> None:
         before = self.read("01_naive/README.md")
         self.sync("--check", expect=1)
