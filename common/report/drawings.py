@@ -4,7 +4,7 @@
     python3 common/report/drawings.py            writes NN_name/charts/*.svg for the stages that are there
     python3 common/report/drawings.py --check    redraws and compares bytes
 
-What is drawn is computed (sectors, banks, merged triples), not placed by hand. Needs nothing but Python 3.11.
+What is drawn is computed (sectors, banks, merged triples, row starts, schedules), not placed by hand. Needs nothing but Python 3.11.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from math import gcd
 from pathlib import Path
 
 from source_hash import ROOT, stage_folders
-from svg import MUTED, PANEL, STROKES, Drawing
+from svg import INK, MUTED, PANEL, STROKES, Drawing
 
 WARP = 32  # lanes
 SECTOR = 32  # bytes: what the memory system fetches at once
 BANKS = 32  # of shared memory, 4 bytes wide each
 FLOAT = 4  # bytes
+BF16 = 2  # bytes
+VECTOR = 16  # bytes: the most that a thread reads at once
 
 WIDTH = 760
 LEFT = 24
@@ -39,6 +42,13 @@ def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int,
     used, fetched = len(addresses) * size, sectors * SECTOR
     drawing.text(LEFT, y, f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used", bold=True)
     drawing.text(LEFT, y + 19, rest, color=MUTED)
+
+
+def named_box(drawing: Drawing, x: float, y: float, width: float, height: float, text: str, color: str = "plain", *,
+              size: float = 11, strong: bool = False, bold: bool = False) -> None:
+    """A box with its name in the middle."""
+    drawing.rect(x, y, width, height, color, strong=strong)
+    drawing.text(x + width / 2, y + height / 2 + 0.36 * size, text, size=size, anchor="middle", bold=bold)
 
 
 def access_thread_per_row() -> Drawing:
@@ -367,6 +377,96 @@ def paragraph(drawing: Drawing, y: float, text: str) -> float:
     return y
 
 
+ROW_COLORS = ("orange", "green")  # of rows that are neighbors
+
+
+def past_boundary(row: int, row_bytes: int) -> int:
+    """How many bytes past a boundary of vectors a row starts, where the rows follow each other without gaps."""
+    return row * row_bytes % VECTOR
+
+
+def vectors_of_two_rows(rows: int, row_bytes: int) -> list[int]:
+    """The vectors in which one row ends and the next begins."""
+    return sorted({row * row_bytes // VECTOR for row in range(1, rows) if past_boundary(row, row_bytes)})
+
+
+def stretch_of_rows(drawing: Drawing, y: float, rows: int, row_bytes: int) -> None:
+    """Rows one after the other, the vectors below them, and where among the vectors each row starts."""
+    byte = (WIDTH - 2 * LEFT) / (rows * row_bytes)
+    height = 24
+    for row in range(rows):
+        named_box(drawing, LEFT + row * row_bytes * byte, y, row_bytes * byte, height, f"row {row}", ROW_COLORS[row % 2])
+    straddling = vectors_of_two_rows(rows, row_bytes)
+    for vector in sorted(range(rows * row_bytes // VECTOR), key=straddling.count):  # those last, so that their edges show
+        marked = vector in straddling
+        drawing.rect(LEFT + vector * VECTOR * byte, y + height + 4, VECTOR * byte, height, "purple" if marked else "plain",
+                     strong=marked, round=1)
+    for row in range(rows + 1):
+        x = LEFT + row * row_bytes * byte
+        whole = past_boundary(row, row_bytes) == 0
+        drawing.line(x, y, x, y + 2 * height + 10, color=STROKES["green"] if whole else MUTED, width=2 if whole else 1,
+                     dash="" if whole else "3 2")
+        anchor = "start" if row == 0 else "end" if row == rows else "middle"
+        drawing.text(x, y + 2 * height + 23, f"{row * row_bytes / VECTOR:g}", size=11, anchor=anchor, bold=whole,
+                     color=STROKES["green"] if whole else MUTED)
+
+
+def vectors_by_element(drawing: Drawing, y: float, first: int, count: int, cols: int) -> None:
+    """Some vectors of the stretch, a box to an element, with its column."""
+    each = VECTOR // BF16
+    cell, height = (WIDTH - 2 * LEFT) / (count * each), 24
+    elements = range(first * each, (first + count) * each)
+    for index, element in enumerate(elements):
+        row, col = divmod(element, cols)
+        named_box(drawing, LEFT + index * cell, y, cell, height, str(col), ROW_COLORS[row % 2], size=10.5)
+    rows_of = {vector: sorted({element // cols for element in range(vector * each, (vector + 1) * each)})
+               for vector in range(first, first + count)}
+    for vector, rows in sorted(rows_of.items(), key=lambda entry: len(entry[1])):  # those of two rows last, so that their edges show
+        x = LEFT + (vector - first) * each * cell
+        drawing.rect(x, y, each * cell, height, stroke=STROKES["purple"] if len(rows) > 1 else MUTED, fill="none", stroke_width=2.5)
+        held = " and ".join(f"row {row}" for row in rows)
+        drawing.text(x + each * cell / 2, y - 8, f"vector {vector}: {held}", size=12, anchor="middle", bold=len(rows) > 1)
+
+
+def packed_rows() -> Drawing:
+    """05: odd rows without gaps between them are one even stretch."""
+    rows, cols = 8, 50
+    row_bytes = cols * BF16
+    vectors, straddling = rows * row_bytes // VECTOR, vectors_of_two_rows(rows, row_bytes)
+    first_whole = next(row for row in range(1, rows + 1) if past_boundary(row, row_bytes) == 0)
+    drawing = Drawing(WIDTH, 470, "Odd rows without gaps are one stretch of whole vectors",
+                      f"{rows} rows of {cols} columns of bf16 lie one after the other over a ruler of {vectors} vectors of {VECTOR} bytes. "
+                      f"Most rows start inside a vector, and {len(straddling)} vectors hold the end of a row and the start of the next; but "
+                      f"the end of the last row is the end of the last vector. Below, vectors around the start of row 1 by element, and how "
+                      f"many loads the {rows} rows take one by one, by pairs, and by vectors.")
+    drawing.text(LEFT, 30, f"{rows} rows of {cols} columns of bf16: {rows} × {row_bytes} bytes are {vectors} vectors of {VECTOR} bytes",
+                 size=15, bold=True)
+    drawing.text(LEFT, 54, f"The rows as they lie in memory, vectors of {VECTOR} bytes below, and where among them each row starts:", color=MUTED)
+    stretch_of_rows(drawing, 68, rows, row_bytes)
+    drawing.bracket(LEFT, WIDTH - LEFT, 148)
+    drawing.text(WIDTH / 2, 170, f"a tile: starts and ends on a boundary, {vectors} whole vectors", anchor="middle", bold=True)
+    drawing.text(WIDTH / 2, 188, f"{len(straddling)} of them (purple) hold parts of two rows", size=12, anchor="middle", color=MUTED)
+
+    drawing.text(LEFT, 222, "Around the start of row 1, element by element. Boxes: columns.", color=MUTED)
+    vectors_by_element(drawing, 252, straddling[0] - 1, 3, cols)
+
+    top, left = 318, LEFT + 208
+    drawing.text(LEFT, top - 10, f"Loads for the {rows} rows:", bold=True)
+    at_once = gcd(row_bytes, VECTOR)  # what every row's start allows
+    ways = (("row by row, single elements", BF16), ("row by row, pairs", at_once), ("the tile, vectors", VECTOR))
+    for index, (name, size) in enumerate(ways):
+        loads, y = rows * row_bytes // size, top + index * 28
+        drawing.text(LEFT, y + 15, name)
+        drawing.rect(left, y, loads * 0.94, 20, "green" if size == VECTOR else "orange")
+        drawing.text(left + loads * 0.94 + 8, y + 15, f"{loads} of {size} bytes", size=12, bold=True)
+    starts = ", ".join(str(start) for start in sorted({past_boundary(row, row_bytes) for row in range(rows)}))
+    end = paragraph(drawing, top + 108, f"The rows start {starts} bytes past a boundary: a lane that takes the same columns of each reads {at_once} "
+                    "bytes at a time at most. A tile goes from memory to shared memory in whole vectors, and only there it falls into "
+                    f"rows. At this width {first_whole} rows are whole vectors already; {VECTOR // BF16} rows of bf16 are, whatever their width.")
+    drawing.height = end + 6
+    return drawing
+
+
 def fused_trips() -> Drawing:
     """06: what crosses the memory's bus, with a kernel for the sum and one for the norm, and with one for both."""
     drawing = Drawing(WIDTH, 372, "The trips to memory of a residual and a norm, in two kernels and in one",
@@ -458,6 +558,253 @@ def backward_axes() -> Drawing:
     return drawing
 
 
+TEAM_COLORS = {0: "orange", 1: "green"}  # those that are followed
+
+
+def row_of_vectors(drawing: Drawing, left: float, y: float, cell: float, height: float, start: int, count: int, color: str) -> None:
+    """The first vectors of a row that starts `start` elements past a boundary. Dashed: elements of the row before."""
+    each = VECTOR // BF16
+    for place in range(count * each):
+        x = left + place * cell
+        if place < start:
+            drawing.rect(x, y, cell, height, fill=PANEL, dash="2 2", round=0)
+        else:
+            named_box(drawing, x, y, cell, height, str(place - start), color, size=10)
+    for vector in range(count):
+        drawing.rect(left + vector * each * cell, y, each * cell, height, stroke=MUTED, fill="none", strong=True)
+
+
+def row_starts() -> Drawing:
+    """07: where rows that are no whole vectors start, and which teams meet which."""
+    cols, rows, shown = 4095, 10, 3
+    row_bytes, each = cols * BF16, VECTOR // BF16
+    period = VECTOR // gcd(row_bytes, VECTOR)
+    starts = [past_boundary(row, row_bytes) for row in range(rows)]
+    unfit = 6  # teams: no multiple of the period
+    drawing = Drawing(WIDTH, 500, f"Where rows of {cols} columns start, and which team takes which",
+                      f"Rows 0 to {rows - 1} of {cols} columns of bf16. They start {', '.join(map(str, starts))} bytes past a {VECTOR}-byte boundary: "
+                      f"the pattern repeats after {period} rows. The columns in a thread's vector differ from row to row. With {period} teams "
+                      f"that take turns, a team's rows all start alike; with {unfit} teams they do not.")
+    drawing.text(LEFT, 30, f"Rows of {cols} columns of bf16: a thread's vector holds other columns in each", size=15, bold=True)
+    drawing.text(LEFT, 54, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.", color=MUTED)
+    left, right, top, cell, height, step, chip = 128.0, 100.0, 112.0, 18.5, 20, 25, 56
+    drawing.text(right, top - 26, "bytes past", size=11, anchor="end", color=MUTED)
+    drawing.text(right, top - 12, "a boundary", size=11, anchor="end", color=MUTED)
+    for thread in range(shown):
+        drawing.text(left + (thread + 0.5) * each * cell, top - 12, f"vector of thread {thread}", size=12, anchor="middle", bold=True)
+    chips = {period: WIDTH - LEFT - 2 * chip - 30, unfit: WIDTH - LEFT - chip - 10}
+    for teams, x in chips.items():
+        drawing.text(x + chip / 2, top - 26, "taken by,", size=11, anchor="middle", color=MUTED)
+        drawing.text(x + chip / 2, top - 12, f"of {teams} teams", size=11, anchor="middle", bold=True)
+    for row, start in enumerate(starts):
+        y = top + row * step + row // period * 8
+        drawing.text(LEFT, y + 14, f"row {row}", size=12, bold=True)
+        drawing.text(right, y + 14, str(start), size=12, anchor="end", bold=True)
+        row_of_vectors(drawing, left, y, cell, height, start // BF16, shown, TEAM_COLORS.get(row % period, "plain"))
+        for teams, x in chips.items():
+            named_box(drawing, x, y, chip, height, f"team {row % teams}", TEAM_COLORS.get(row % teams, "plain"))
+    y = top + period * step + 1.5
+    drawing.line(LEFT, y, WIDTH - LEFT, y, dash="4 3")
+
+    y = top + rows * step + 36
+    for teams, outcome in ((period, "their sums stay in its registers."), (unfit, "the sums would have to move.")):
+        begins = {row: each - starts[row] // BF16 for row in (0, teams)}
+        held = " and ".join(f"{begin} to {begin + each - 1} in row {row}" for row, begin in begins.items())
+        drawing.text(LEFT, y, f"Of {teams} teams, team 0 has rows 0, {teams}, …: {starts[0]} and {starts[teams]} bytes past a boundary.", bold=True)
+        drawing.text(LEFT, y + 18, f"Its thread 1 has columns {held}: {outcome}", size=12, color=MUTED)
+        y += 46
+    missing = VECTOR - row_bytes % VECTOR
+    end = paragraph(drawing, y + 2, f"A row has {row_bytes} bytes, {missing} less than whole vectors, so each row starts {missing} bytes earlier in "
+                    f"its vector than the row before it, and row {period} starts like row 0. With {period} teams, or any multiple of {period}, a "
+                    "team meets one kind of row only.")
+    drawing.height = end + 6
+    return drawing
+
+
+GROUP = 8  # multiprocessors among which a cluster must find its own, in the schematic drawing
+CLUSTER = 4  # multiprocessors side by side
+
+
+def cluster_starts(free_from: list[float], clusters: int, share: float) -> list[tuple[float, int]]:
+    """(when, first multiprocessor) of each cluster: it takes the first neighbors of one group that are free together."""
+    free_from = list(free_from)
+    places = [first for first in range(len(free_from)) if first % GROUP + CLUSTER <= GROUP]
+    begun = []
+    for _ in range(clusters):
+        begin, first = min((max(free_from[place : place + CLUSTER]), place) for place in places)
+        free_from[first : first + CLUSTER] = [begin + share] * CLUSTER
+        begun.append((begin, first))
+    return begun
+
+
+def left_over(count: int, firsts: list[int]) -> list[list[int]]:
+    """Runs of neighbors that are in none of the clusters which begin with these multiprocessors."""
+    taken = {first + i for first in firsts for i in range(CLUSTER)}
+    runs: list[list[int]] = []
+    for multiprocessor in sorted(set(range(count)) - taken):
+        if runs and runs[-1][-1] == multiprocessor - 1:
+            runs[-1].append(multiprocessor)
+        else:
+            runs.append([multiprocessor])
+    return runs
+
+
+def multiprocessor_timeline(drawing: Drawing, left: float, top: float, freed: list[float], begun: list[tuple[float, int]],
+                            share: float) -> float:
+    """A line to a multiprocessor, with the kernel before in grey, then the clusters; returns the lower end."""
+    line, gap = 10.0, 8.0
+
+    def y_of(multiprocessor: int) -> float:
+        return top + multiprocessor * line + multiprocessor // GROUP * gap
+
+    for multiprocessor, end in enumerate(freed):
+        drawing.rect(left, y_of(multiprocessor) + 1, end, line - 2, fill=STROKES["plain"], round=0)
+    for group in range(len(freed) // GROUP):
+        drawing.text(left - 10, y_of(group * GROUP) + GROUP * line / 2 + 4, f"group {group}", size=12, anchor="end", color=MUTED)
+    first_end = min(begin for begin, _ in begun) + share
+    for cluster, (begin, first) in enumerate(begun):
+        late = begin >= first_end
+        name = f"cluster {cluster}, which found no room" if late else f"cluster {cluster}: its share of the rows"
+        named_box(drawing, left + begin, y_of(first) + 1, share, CLUSTER * line - 2, name, "red" if late else "green", bold=late)
+    for run in left_over(len(freed), [first for begin, first in begun if begin < first_end]):
+        middle = (y_of(run[0]) + y_of(run[-1]) + line) / 2
+        drawing.text(left + max(freed) + 12, middle + 4, f"{len(run)} neighbors free: too few", size=11, color=STROKES["red"])
+    bottom = y_of(len(freed) - 1) + line
+    end = left + max(begin for begin, _ in begun) + share
+    drawing.line(end, top - 8, end, bottom + 6, color=INK, width=1.5, dash="4 3")
+    drawing.text(end + 8, top + 4, "end", size=12, bold=True)
+    return bottom
+
+
+def clusters_start() -> Drawing:
+    """07: what a launch with overlap does to clusters that stay."""
+    # Which multiprocessor falls free after which; of group 1 the middle comes first.
+    order = [11, 2, 10, 0, 12, 3, 13, 1, 5, 15, 4, 8, 7, 6, 14, 9]
+    clusters, share, earliest, step = len(order) // CLUSTER, 228.0, 26.0, 7.0
+    freed = [earliest + step * order.index(multiprocessor) for multiprocessor in range(len(order))]
+    overlapped = cluster_starts(freed, clusters, share)
+    afterwards = cluster_starts([max(freed)] * len(freed), clusters, share)
+    drawing = Drawing(WIDTH, 560, "Clusters launched before the kernel ahead of them has ended, and after",
+                      "Two schematic timelines of sixteen multiprocessors in two groups. Top, launched with overlap: three clusters of four begin as "
+                      "soon as four neighbors are free; the fourth finds only pairs of free multiprocessors and begins when another cluster "
+                      "has ended, so that the kernel takes twice as long. Bottom, launched afterwards: all four begin and end together.")
+    left = LEFT + 70.0
+    drawing.text(LEFT, 30, "Clusters that stay: four free neighbors each, and a fixed share of the rows", size=15, bold=True)
+    drawing.text(LEFT, 64, "Launched with overlap", bold=True)
+    drawing.text(WIDTH - LEFT, 64, "A line to a multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED)
+    bottom = multiprocessor_timeline(drawing, left, 84, freed, overlapped, share)
+    drawing.text(LEFT, bottom + 44, "Launched when the kernel before has ended", bold=True)
+    bottom = multiprocessor_timeline(drawing, left, bottom + 64, freed, afterwards, share)
+    drawing.line(left, bottom + 16, WIDTH - LEFT - 40, bottom + 16, arrow=True)
+    drawing.text(WIDTH - LEFT, bottom + 20, "time", size=12, anchor="end", color=MUTED)
+    end = paragraph(drawing, bottom + 48, "Schematic, not measured: that a cluster finds no room is how we explain a doubled time, and which "
+                    "multiprocessors can be a cluster is made simple. On top, the middle of group 1 falls free first, and a cluster takes it. "
+                    "The four that are left there are not side by side, so that the last cluster waits until another has ended. Its rows are "
+                    "its own share, which nobody takes off it: the kernel takes two shares' time. Below, all begin later, and the kernel ends "
+                    "earlier.")
+    drawing.height = end + 6
+    return drawing
+
+
+BLOCK_COLORS = ("orange", "green", "blue")
+
+
+def mail_times(work: list[list[float]], look: list[float]) -> tuple[list[list[float]], list[list[float]]]:
+    """When each block sends its letter of each turn, and when it has read those of all.
+
+    In a turn a block works on its piece of a row, sends, and looks until it has a letter of that turn from everybody.
+    """
+    sent: list[list[float]] = []
+    read: list[list[float]] = []
+    now = [0.0] * len(look)
+    for of_turn in work:
+        sent.append([begin + own for begin, own in zip(now, of_turn)])
+        now = [max(sent[-1]) + own for own in look]
+        read.append(now)
+    return sent, read
+
+
+def letters_at(now: float, sent: list[list[float]], parity: int) -> list[int]:
+    """The turn whose letter lies in each sender's place for even turns (0) or odd ones (1); 0 where none has been sent."""
+    senders = range(len(sent[0]))
+    return [max((turn for turn, times in enumerate(sent, 1) if turn % 2 == parity and times[sender] <= now), default=0)
+            for sender in senders]
+
+
+def shared_row(drawing: Drawing, y: float, places: list[int], multiprocessors: int) -> None:
+    """A row in pieces, and the multiprocessors on which the blocks are that have them."""
+    width = (WIDTH - 2 * LEFT) / len(places)
+    cell = (WIDTH - 2 * LEFT) / multiprocessors
+    for block, place in enumerate(places):
+        named_box(drawing, LEFT + block * width, y, width, 24, f"piece of block {block}", BLOCK_COLORS[block], size=12)
+        drawing.line(LEFT + (block + 0.5) * width, y + 26, LEFT + (place + 0.5) * cell, y + 58, arrow=True)
+    for place in range(multiprocessors):
+        color = BLOCK_COLORS[places.index(place)] if place in places else "plain"
+        drawing.rect(LEFT + place * cell + 1, y + 60, cell - 2, 20, color, strong=place in places)
+
+
+def mail_places(drawing: Drawing, y: float, now: float, sent: list[list[float]], notes: tuple[str, str]) -> None:
+    """What lies in the place of each sender, for even turns and for odd ones."""
+    left, width, height = LEFT + 92.0, 200.0, 26
+    for sender in range(len(sent[0])):
+        drawing.text(left + sender * (width + 10) + width / 2, y - 8, f"from block {sender}", size=12, anchor="middle", bold=True)
+    for parity, name in enumerate(("even turns", "odd turns")):
+        line = y + parity * 62
+        drawing.text(LEFT, line + 17, name, bold=True)
+        for sender, turn in enumerate(letters_at(now, sent, parity)):
+            x, color = left + sender * (width + 10), BLOCK_COLORS[sender]
+            named_box(drawing, x, line, width / 2, height, f"turn {turn}", color, size=12, strong=True, bold=True)
+            named_box(drawing, x + width / 2, line, width / 2, height, f"sum of turn {turn}", color, strong=True)
+        drawing.text(left, line + height + 17, notes[parity], size=12, color=MUTED)
+
+
+def turns_of_blocks(drawing: Drawing, top: float, now: float, sent: list[list[float]], read: list[list[float]]) -> None:
+    """A line to a block: its work, the letter at the end of it, and how long it looks for those of all."""
+    left, step, height = LEFT + 64.0, 34, 22
+    for block in range(len(sent[0])):
+        y, begin = top + block * step, 0.0
+        drawing.text(LEFT, y + 15, f"block {block}", size=12, bold=True)
+        for turn, (sent_at, read_at) in enumerate(zip(sent, read), 1):
+            done, known = sent_at[block], read_at[block]
+            named_box(drawing, left + begin, y, done - begin, height, f"turn {turn}", BLOCK_COLORS[block])
+            drawing.rect(left + done, y, known - done, height, fill=PANEL, dash="3 2")
+            drawing.text(left + (done + known) / 2, y + 15, f"reads {turn}", size=11, anchor="middle", color=MUTED)
+            drawing.rect(left + done - 2, y - 3, 4, height + 6, fill=INK, stroke=INK, round=0)
+            begin = known
+    drawing.line(left + now, top - 10, left + now, top + len(sent[0]) * step, color=STROKES["red"], width=1.5, dash="4 3")
+    drawing.text(left + now, top - 15, "now", size=12, anchor="middle", bold=True, color=STROKES["red"])
+
+
+def grid_mail() -> Drawing:
+    """07: sums of a row whose blocks can be anywhere, by mail in global memory."""
+    work = [[60.0, 90.0, 75.0], [75.0, 85.0, 60.0], [65.0, 80.0, 70.0]]  # of each turn, of each block
+    look = [55.0, 60.0, 140.0]  # until a block has found the last letter of a turn
+    sent, read = mail_times(work, look)
+    now = (sent[2][0] + read[1][2]) / 2  # block 0 has sent turn 3, and block 2 has not read turn 2 yet
+    assert sent[2][0] < now < min(sent[2][1:]), "of turn 3 there is one letter now"
+    drawing = Drawing(WIDTH, 640, "Mail between blocks that share a row",
+                      "Three blocks on multiprocessors anywhere on the device have a piece each of one row. For each sender there are two places in "
+                      "global memory, for even turns and for odd ones, and a letter there is one word with the turn's number and a sum. Below, "
+                      "when each block works, sends, and has read the letters of all: block 0 sends turn 3 while block 2 still reads turn 2, but "
+                      "all have read turn 1, whose place turn 3 takes.")
+    drawing.text(LEFT, 30, "One row, blocks anywhere on the device, and mail in global memory", size=15, bold=True)
+    shared_row(drawing, 50, [17, 3, 10], 24)
+    drawing.text(LEFT, 150, "The device's multiprocessors: which of them have the row's blocks does not matter.", size=12, color=MUTED)
+
+    drawing.text(LEFT, 190, "The mail now: two places for each sender", bold=True)
+    drawing.text(LEFT, 209, "A letter is one word of 64 bits: the number of its turn, and a sum.", size=12, color=MUTED)
+    mail_places(drawing, 244, now, sent, ("Turn 3 may not come here: block 2 still reads turn 2.",
+                                          "Turn 3 takes the place of turn 1, which all have read. Blocks 1 and 2 have yet to send it."))
+    drawing.text(LEFT, 386, "Turn by turn. The black mark is the letter that a block sends; then it reads those of all", bold=True)
+    turns_of_blocks(drawing, 426, now, sent, read)
+    end = paragraph(drawing, 554, "Schematic. A block sends turn t + 1 when it has read turn t from all. They all sent turn t after they had read turn "
+                    "t − 1, so that nobody reads turn t − 1 any more, and its place is free. Who finds another number than that of the turn "
+                    "looks again; who finds the number has the sum, for a word arrives whole. (Of the two sums of a turn one is drawn; the "
+                    "other has a letter of its own.)")
+    drawing.height = end + 6
+    return drawing
+
+
 def batchnorm_tiles() -> Drawing:
     """08: sums down the columns, read along the rows."""
     drawing = Drawing(WIDTH, 520, "BatchNorm: sums down the channels, read along the rows",
@@ -518,8 +865,12 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "03_warp_shuffle/charts/shuffles.svg": shuffle_steps,
     "04_vectorized/charts/access.svg": access_vectorized,
     "05_welford/charts/merge.svg": merge_of_triples,
+    "05_welford/charts/packed_rows.svg": packed_rows,
     "06_fused_residual/charts/trips.svg": fused_trips,
     "07_backward/charts/axes.svg": backward_axes,
+    "07_backward/charts/row_starts.svg": row_starts,
+    "07_backward/charts/clusters_start.svg": clusters_start,
+    "07_backward/charts/grid_mail.svg": grid_mail,
     "08_batchnorm/charts/tiles.svg": batchnorm_tiles,
 }
 

@@ -698,18 +698,37 @@ class Drawings(Playground):
             self.assertEqual(names[:2], ["title", "desc"])
             self.assertGreater(len(names), 20, line)
 
-    def test_text_stays_on_the_panel(self) -> None:
+    def texts(self) -> dict[str, list[tuple[ElementTree.Element, float, float]]]:
+        """Of each drawing's texts where they begin and end, in a wide font."""
+        found = {}
         for line in self.draw().splitlines():
-            tree = ElementTree.fromstring(self.read(line.removeprefix("wrote ")))
-            width, height = float(tree.get("width", 0)), float(tree.get("height", 0))
-            for text in tree.iter("{http://www.w3.org/2000/svg}text"):
-                letter = 0.6 if "Mono" in text.get("font-family", "") else 0.54  # of a wide font, in the mean
+            name = line.removeprefix("wrote ")
+            found[name] = []
+            for text in ElementTree.fromstring(self.read(name)).iter("{http://www.w3.org/2000/svg}text"):
+                wide = "Mono" in text.get("font-family", "") or text.get("font-weight")
+                letter = 0.6 if wide else 0.54  # of a wide font, in the mean
                 length = len(text.text or "") * float(text.get("font-size", 0)) * letter
-                x, y = float(text.get("x", 0)), float(text.get("y", 0))
-                start = x - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")]
-                self.assertGreaterEqual(start, 0, (line, text.text))
-                self.assertLessEqual(start + length, width, (line, text.text))
-                self.assertLess(y, height - 4, (line, text.text))
+                start = float(text.get("x", 0)) - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")]
+                found[name].append((text, start, start + length))
+        return found
+
+    def test_text_stays_on_the_panel(self) -> None:
+        for name, texts in self.texts().items():
+            tree = ElementTree.fromstring(self.read(name))
+            width, height = float(tree.get("width", 0)), float(tree.get("height", 0))
+            for text, start, end in texts:
+                self.assertGreaterEqual(start, 0, (name, text.text))
+                self.assertLessEqual(end, width, (name, text.text))
+                self.assertLess(float(text.get("y", 0)), height - 4, (name, text.text))
+
+    def test_texts_do_not_overlap(self) -> None:
+        for name, texts in self.texts().items():
+            areas = [(start, end, y - 0.75 * size, y + 0.2 * size, text.text) for text, start, end in texts
+                     for y, size in [(float(text.get("y", 0)), float(text.get("font-size", 0)))]]
+            for index, (left, right, top, bottom, text) in enumerate(areas):
+                for other in areas[:index]:
+                    apart = right <= other[0] or other[1] <= left or bottom <= other[2] or other[3] <= top
+                    self.assertTrue(apart, (name, text, other[4]))
 
     def test_check_finds_what_is_missing_or_changed(self) -> None:
         self.assertIn("01_naive/charts/access.svg: is missing", self.draw("--check", expect=1))
@@ -731,6 +750,34 @@ class Drawings(Playground):
                 for to, source in pairs_of(8, stride):
                     slots[to] += slots[source]
             self.assertEqual(slots[0], 255)
+
+    def test_rows_start_amid_vectors(self) -> None:
+        self.assertEqual([drawings.past_boundary(row, 2 * 4095) for row in range(10)], [0, 14, 12, 10, 8, 6, 4, 2, 0, 14])
+        self.assertEqual([drawings.past_boundary(row, 100) for row in range(9)], [0, 4, 8, 12, 0, 4, 8, 12, 0])
+        self.assertEqual(drawings.vectors_of_two_rows(8, 100), [6, 12, 18, 31, 37, 43])
+        self.assertEqual(drawings.vectors_of_two_rows(8, 128), [])
+        self.assertEqual(drawings.vectors_of_two_rows(8, 2), [0])
+
+    def test_a_cluster_takes_the_first_neighbors_that_are_free(self) -> None:
+        together = [3.0] * 16
+        self.assertEqual(drawings.cluster_starts(together, 4, 10.0), [(3.0, 0), (3.0, 4), (3.0, 8), (3.0, 12)])
+        middle_first = [3.0] * 10 + [1.0] * 4 + [3.0] * 2
+        begun = drawings.cluster_starts(middle_first, 4, 10.0)
+        self.assertEqual([begin for begin, _ in begun], [1.0, 3.0, 3.0, 11.0])
+        self.assertEqual([first for _, first in begun[:3]], [10, 0, 4])
+        self.assertEqual(drawings.left_over(16, [10, 0, 4]), [[8, 9], [14, 15]])
+        self.assertEqual(drawings.left_over(16, [0, 4, 8, 12]), [])
+        across_groups = [9.0] * 6 + [1.0] * 4 + [9.0] * 6  # neighbors, but in two groups
+        self.assertEqual(drawings.cluster_starts(across_groups, 1, 10.0)[0][0], 9.0)
+
+    def test_mail_needs_two_places_for_each_sender(self) -> None:
+        sent, read = drawings.mail_times([[60.0, 90.0], [10.0, 20.0], [10.0, 20.0], [1.0, 1.0]], [5.0, 50.0])
+        self.assertEqual(sent[:2], [[60.0, 90.0], [105.0, 160.0]])
+        self.assertEqual(read[0], [95.0, 140.0])
+        for turn in range(1, len(sent) - 1):
+            self.assertGreater(min(sent[turn + 1]), max(read[turn - 1]), "two places are enough")
+        self.assertLess(min(sent[1]), max(read[0]), "and one is not")
+        self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
 
 
 @unittest.skipUnless(PLOTTER, NO_PLOTTER)
