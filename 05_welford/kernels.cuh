@@ -3,6 +3,7 @@
 
 #include <cuda_pipeline.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <numeric>
@@ -473,8 +474,6 @@ struct BlockTeam {
   }
 };
 
-inline constexpr int largest_cluster = 8;  // blocks: what every device with clusters can run
-
 // The threads of a cluster of blocks, which can write into each other's shared memory. barrier_arrive has been called:
 // the first merge waits until all blocks have started, and have shared memory to write into.
 template <About about, int warps>
@@ -482,7 +481,7 @@ struct ClusterTeam {
   Cluster cluster;
   BlockTeam<about, warps> block;
   Count all;              // values of the row
-  SplitMoments* scratch;  // [largest_cluster]
+  SplitMoments* scratch;  // [portable_cluster]
   bool all_have_started = false;
 
   __device__ void put(const SplitMoments& part) { block.put(part); }
@@ -494,8 +493,8 @@ struct ClusterTeam {
       cluster.map_shared_rank(scratch, threadIdx.x)[cluster.block_rank()] = moments;
     }
     cluster.sync();
-    const unsigned part = threadIdx.x % largest_cluster;
-    return merge_lanes<about, largest_cluster>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{}, all);
+    const unsigned part = threadIdx.x % portable_cluster;
+    return merge_lanes<about, portable_cluster>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{}, all);
   }
   __device__ bool any(bool value) const {
     if (value) cluster.sync();
@@ -802,7 +801,7 @@ template <class Steps, Fit fit, bool whole_blocks, bool given, Parameters when, 
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments block_scratch[warps];
-  __shared__ SplitMoments cluster_scratch[largest_cluster];
+  __shared__ SplitMoments cluster_scratch[portable_cluster];
   __shared__ float sums[lanes];
   const Cluster cluster = this_cluster();
   cluster.barrier_arrive();
@@ -875,8 +874,6 @@ __device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
 // [/snippet]
 
 // [snippet: staying_team]
-inline constexpr int largest_staying_cluster = 16;  // blocks: what the devices with clusters can run if asked
-
 // A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
 // other blocks is hidden. The next row's moments go where nobody reads this row's.
 template <About about, int warps, class Exchange>
@@ -885,7 +882,7 @@ struct StayingTeam {
   Count all;               // values of the row
   Count in_block;          // and of its piece in this block
   SplitMoments* of_warps;  // [2][warps]
-  float4* of_blocks;       // [2][largest_staying_cluster], each a SplitMoments
+  float4* of_blocks;       // [2][most_blocks_of_cluster], each a SplitMoments
   int half = 0;
   bool is_here = false;
 
@@ -897,7 +894,7 @@ struct StayingTeam {
       const unsigned other = threadIdx.x % lanes;
       const SplitMoments moments = merge_lanes<about, warps>(parts[other % warps], in_block);
       if (other < exchange.cluster.num_blocks()) {
-        exchange.send(other, of_blocks + half * largest_staying_cluster + exchange.cluster.block_rank(),
+        exchange.send(other, of_blocks + half * most_blocks_of_cluster + exchange.cluster.block_rank(),
                       {moments.count, moments.pivot, moments.rest, moments.m2});
       }
     }
@@ -911,14 +908,14 @@ struct StayingTeam {
   __device__ SplitMoments merge() {
     wait();
     is_here = false;
-    const unsigned other = threadIdx.x % largest_staying_cluster;
+    const unsigned other = threadIdx.x % most_blocks_of_cluster;
     SplitMoments moments = {};
     if (other < exchange.cluster.num_blocks()) {
-      const float4 sent = of_blocks[half * largest_staying_cluster + other];
+      const float4 sent = of_blocks[half * most_blocks_of_cluster + other];
       moments = {sent.x, sent.y, sent.z, sent.w};
     }
     half ^= 1;
-    return merge_lanes<about, largest_staying_cluster>(moments, all);
+    return merge_lanes<about, most_blocks_of_cluster>(moments, all);
   }
   __device__ bool any(bool value) const { return value; }
 };
@@ -1144,7 +1141,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   constexpr int warps = threads / lanes;
   static_assert(warps == warps_of<threads>);
   __shared__ SplitMoments of_warps[2 * warps];
-  __shared__ float4 of_blocks[2 * largest_staying_cluster];
+  __shared__ float4 of_blocks[2 * most_blocks_of_cluster];
   __shared__ uint64_t arrivals[2];
   __shared__ float sums[lanes];
   const Cluster cluster = this_cluster();
@@ -1430,7 +1427,7 @@ template <Fit fit, bool whole_blocks, bool given, Parameters when, int vectors, 
 bool launch_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
-  if (blocks > largest_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
+  if (blocks > portable_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
   if (whole_blocks && length != blocks * vectors * threads) return false;
   launch(normalize_cluster_per_row < Steps, fit, whole_blocks, given, when, vectors, threads, given ? resident : 1 >,
          {.grid = static_cast<unsigned>(steps.p.rows * blocks),
@@ -1450,35 +1447,16 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   using Ring = RowRing<Steps, fit, vectors, threads, stages>;
   const int64_t length = steps.p.cols / vector_size<T>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
-  if (blocks < 2 || blocks > largest_staying_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return false;
+  if (blocks < 2 || blocks > most_blocks_of_cluster) return false;
   // Rows that straddle have up to 3 vectors less, the one or the other.
   for (int64_t vectors_of_row = fit == Fit::any ? length - 3 : length; vectors_of_row <= length; ++vectors_of_row) {
     const int64_t last_piece = vectors_of_row - (blocks - 1) * ((vectors_of_row + blocks - 1) / blocks);
     if (last_piece < Ring::certain * threads) return false;
   }
-  if (int64_t{Ring::bytes} + 2048 > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return false;
+  if (!block_can_have(Ring::bytes)) return false;
 
   const auto kernel = normalize_staying_clusters<Steps, fit, Exchange, vectors, threads, stages, resident>;
-  const void* const address = reinterpret_cast<const void*>(kernel);
-  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, int{Ring::bytes}),
-             "asking for dynamic shared memory");
-  if (blocks > largest_cluster) {
-    check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "asking for a cluster of 16 blocks");
-  }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = threads;
-  config.dynamicSmemBytes = Ring::bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int at_once = 0;
-  check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
+  const int at_once = clusters_at_once(kernel, static_cast<unsigned>(blocks), threads, Ring::bytes);
   const int64_t stride = steps.tensors()[0].stride;
   const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
   // Clusters are not equally fast, and a multiple of the period leaves places empty. So odd rows have more clusters
@@ -1680,11 +1658,17 @@ void launch_packed(const Steps& steps, cudaStream_t stream) {
   constexpr bool stays = takes_more_tiles<Steps>;
   constexpr int64_t height = rows_of_tile<T, width>;
   const int64_t tiles = (steps.p.rows + height - 1) / height;
-  const int64_t places = int64_t{resident_blocks_of_tiles} * device_attribute(cudaDevAttrMultiProcessorCount);
-  launch(normalize_packed_rows<Steps, each, width>,
-         {.grid = static_cast<unsigned>(stays && tiles > places ? places : tiles),
+  const size_t shared_bytes = (stays ? 2 : 1) * Steps::reads * height * steps.p.cols * sizeof(T);
+  const auto kernel = normalize_packed_rows<Steps, each, width>;
+  int64_t blocks = tiles;
+  if constexpr (stays) {  // as many as work at the same time, and no more than measured faster
+    const int64_t wished = int64_t{resident_blocks_of_tiles} * device_attribute(cudaDevAttrMultiProcessorCount);
+    blocks = std::min({tiles, wished, blocks_at_once(kernel, threads_of_tile, shared_bytes)});
+  }
+  launch(kernel,
+         {.grid = static_cast<unsigned>(blocks),
           .block = threads_of_tile,
-          .shared_bytes = (stays ? 2 : 1) * Steps::reads * height * steps.p.cols * sizeof(T),
+          .shared_bytes = shared_bytes,
           .overlap = !stays,
           .stream = stream},
          steps);

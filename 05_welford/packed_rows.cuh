@@ -137,6 +137,16 @@ struct LaneShare {
       for (int j = 0; j < each; ++j) f(at[k][j]);
     }
   }
+
+  // Calls f(x, column) for each element that a lane can have, also where it has none: all lanes come to it together.
+  template <class Function>
+  __device__ void for_each_place(const Place& place, Function f) const {
+#pragma unroll
+    for (int k = 0; k < Place::units; ++k) {
+#pragma unroll
+      for (int j = 0; j < each; ++j) f(at[k][j], place.column(k) + j);
+    }
+  }
 };
 // [/snippet]
 

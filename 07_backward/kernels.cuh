@@ -898,8 +898,6 @@ struct BlockTeam {
   }
 };
 
-inline constexpr int most_blocks_of_cluster = 16;
-
 // The blocks send each other their sums, and go on: they wait only when they need those of all. Here too the next row's
 // sums go to the other half, those of the warps as well as those of the blocks.
 template <int warps, class Exchange>
@@ -1395,16 +1393,12 @@ __global__ void __launch_bounds__(threads, 1)
 // Narrow rows that are no whole vectors, without gaps between them, go by tiles as in stage 05: some rows that are one
 // stretch of memory. A block stays and takes every so many tiles. They come through a ring, dx takes the place of x in
 // it, and goes out from there.
-inline constexpr int threads_of_packed = 128;
-
-// As many bytes whatever the type: two rows to a team where elements have 16 bits, else one.
-template <class T, int width>
-inline constexpr int packed_height = threads_of_packed / width*(4 / static_cast<int>(sizeof(T)));
+inline constexpr int threads_of_packed = welford::threads_of_tile;
 
 template <class Pass, int width, int stages>
 struct PackedRing {
   using T = typename Pass::T;
-  static constexpr int height = packed_height<T, width>;
+  static constexpr int height = welford::rows_of_tile<T, width> / 2;  // with more tensors in a ring, half as high
   const Pass& pass;
   int cols;
   uint64_t advice;
@@ -1447,16 +1441,6 @@ template <int each, int width>
 struct LaneSums {
   LaneShare<each, width> dgamma = {};
   LaneShare<each, width> dbeta = {};
-
-  // Calls f(sum, column) for each sum of dgamma, or of dbeta.
-  template <class Function>
-  __device__ static void for_each(LaneShare<each, width>& sums, const UnitPlace<each, width>& place, Function f) {
-#pragma unroll
-    for (int k = 0; k < place.units; ++k) {
-#pragma unroll
-      for (int j = 0; j < each; ++j) f(sums.at[k][j], place.column(k) + j);
-    }
-  }
 };
 
 // One row of a tile by one team. A team without a row has an empty place.
@@ -1543,8 +1527,8 @@ __global__ void __launch_bounds__(threads_of_packed, blocks_that_fit(threads_of_
   place.cols = cols;
   __syncthreads();                            // nobody reads the ring any more
   float* of_warps = dynamic_shared<float>();  // [warps][2][cols]
-  const auto hand_in = [&](LaneShare<each, width>& of_lane, float* to) {
-    LaneSums<each, width>::for_each(of_lane, place, [&](float sum, int column) {
+  const auto hand_in = [&](const LaneShare<each, width>& of_lane, float* to) {
+    of_lane.for_each_place(place, [&](float sum, int column) {
       for (int distance = width; distance < lanes; distance *= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
       if (thread % lanes < width && column < cols) to[column] = sum;
     });
@@ -1763,9 +1747,6 @@ __global__ void __launch_bounds__(threads_side_by_side, 2)
 // [/snippet]
 
 // [snippet: launch]
-// Shared memory beside the dynamic one: what the runtime takes of a block's, and the scratch memory of the teams.
-inline constexpr int64_t shared_beside_ring = 1024 + 1024;
-
 template <class Pass>
 PartialRows partial_rows_of(const Pass& pass, int64_t count) {
   const bool wanted = pass.p.dgamma || pass.p.dbeta;
@@ -1840,28 +1821,11 @@ constexpr size_t shared_of_ring(int threads) {
   return sizeof(uint4) * (ring + Weights<Pass, layout, units>::vectors_for(threads));
 }
 
-inline bool fits(int64_t shared_bytes) {
-  return shared_bytes + shared_beside_ring <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
-
-// Blocks of `kernel` that the whole device holds at the same time.
-template <class Kernel>
-int64_t blocks_at_once(Kernel kernel, int threads, size_t shared_bytes) {
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             "asking for dynamic shared memory");
-  int blocks = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(kernel), threads,
-                                                           shared_bytes),
-             "asking how many blocks fit");
-  return int64_t{blocks} * device_attribute(cudaDevAttrMultiProcessorCount);
-}
-
 template <Layout layout, int units, int stages, int width, int threads, int resident, class Pass>
 bool launch_lanes(const Pass& pass, cudaStream_t stream) {
   constexpr int teams = threads / width;
   constexpr size_t shared_bytes = teams * shared_of_ring<Pass, layout, units, stages>(width);
-  if (!fits(shared_bytes)) return false;
+  if (!block_can_have(shared_bytes)) return false;
   const auto kernel = backward_lanes_per_row<Pass, layout, units, stages, width, threads, resident>;
   const int64_t rows_of_teams = (pass.p.rows + teams - 1) / teams;
   const int64_t blocks = teams_for(rows_of_teams, blocks_at_once(kernel, threads, shared_bytes), pass.p.cols);
@@ -1882,7 +1846,7 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
   const unsigned block_threads =
       units > 2 ? threads : welford::threads_for(units_of_row<layout, typename Pass::T>(pass.p.cols), units);
   const size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(static_cast<int>(block_threads));
-  if (!fits(shared_bytes)) return false;
+  if (!block_can_have(shared_bytes)) return false;
   const auto kernel = backward_block_per_row<Pass, layout, units, stages, threads, resident>;
   const int64_t at_once = blocks_at_once(kernel, static_cast<int>(block_threads), shared_bytes);
   const int64_t blocks =
@@ -1905,39 +1869,12 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
-// Clusters of `size` blocks that the whole device holds at the same time. Afterwards they may be launched.
-template <class Kernel>
-int clusters_at_once(Kernel kernel, unsigned size, int threads, size_t shared_bytes) {
-  if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
-  const void* const address = reinterpret_cast<const void*>(kernel);
-  check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-             "asking for dynamic shared memory");
-  if (size > welford::largest_cluster) {
-    check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "asking for a cluster of 16 blocks");
-  }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = size;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = size;
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int at_once = 0;
-  check_cuda(cudaOccupancyMaxActiveClusters(&at_once, address, &config), "asking how many clusters fit");
-  return at_once;
-}
-
 // `size` blocks to a cluster, `resident` to a multiprocessor. Without overlap: beside what is left of the kernel before
 // it, a cluster may find no room, and would begin with its rows when all others are through with theirs.
 template <Layout layout, int units, int stages, int threads, int resident, class Pass>
 bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
-  if (!fits(shared_bytes)) return false;
+  if (!block_can_have(shared_bytes)) return false;
   const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
   const int at_once = clusters_at_once(kernel, size, threads, shared_bytes);
   if (at_once == 0) return false;
@@ -1961,7 +1898,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
 template <Layout layout, int units, int stages, int threads, class Pass>
 bool launch_grid(const Pass& pass, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
-  if (!fits(shared_bytes) || !pass.p.workspace) return false;
+  if (!block_can_have(shared_bytes) || !pass.p.workspace) return false;
   if (device_attribute(cudaDevAttrCooperativeLaunch) == 0) return false;
   const auto kernel = backward_grid_per_row<Pass, layout, units, stages, threads>;
   const int64_t at_once = blocks_at_once(kernel, threads, shared_bytes);
@@ -1992,7 +1929,7 @@ bool launch_packed(const Pass& pass, cudaStream_t stream) {
   const auto kernel = backward_packed_rows<Pass, each, width, stages>;
   const int cols = static_cast<int>(pass.p.cols);
   const size_t shared_bytes = stages * TheRing::bytes_of_slot(cols);
-  if (!fits(static_cast<int64_t>(shared_bytes))) return false;
+  if (!block_can_have(shared_bytes)) return false;
   const int64_t tiles = (pass.p.rows + TheRing::height - 1) / TheRing::height;
   const int64_t blocks = teams_for(tiles, blocks_at_once(kernel, threads_of_packed, shared_bytes), cols);
   launch(kernel,
@@ -2095,7 +2032,7 @@ bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream)
   const auto& p = pass.p;
   const int64_t bytes = p.rows * p.cols * int64_t{sizeof(typename Pass::T)};
   if (length <= (p.rows <= 8 ? 2 : 8) * threads || bytes > (int64_t{8} << 20)) return false;
-  if (!p.dx && !p.dgamma && !p.dbeta) return false;
+  if (p.rows == 0 || (!p.dx && !p.dgamma && !p.dbeta)) return false;
   unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads / 4));
   while (size > blocks_for(length, most_units * threads) &&
          2 * p.rows * size > device_attribute(cudaDevAttrMultiProcessorCount)) {
@@ -2232,7 +2169,7 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const bool done = whole_vectors              ? rows_of_vectors(pass, stream)
                     : alike && p.cols > 4 * 32 ? rows_alike(pass, stream)
                                                : rows_of_elements(pass, stream);
-  if (!done) separate(p, stream);  // rows too wide for the device's clusters, or a device that has none
+  if (!done) separate(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
 }
 
 template <class T, class G, bool centered>

@@ -1246,18 +1246,9 @@ bool launch_tiles(const Steps& steps, cudaStream_t stream) {
   const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
   const auto once = normalize_channels<Steps, size, images, Once<Config>>;
   const auto twice = normalize_channels<Steps, size, images, Config>;
-  int resident = std::numeric_limits<int>::max();
-  for (const auto kernel : {once, twice}) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)),
-               "asking for dynamic shared memory");
-    int fit = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, Config::threads, bytes),
-               "asking how many blocks fit");
-    resident = std::min(resident, fit);
-  }
+  const auto blocks = static_cast<int>(
+      std::min(blocks_at_once(once, Config::threads, bytes), blocks_at_once(twice, Config::threads, bytes)));
   constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
-  const int blocks = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
   const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;

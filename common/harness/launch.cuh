@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -72,17 +73,43 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
+inline constexpr size_t most_static_shared = 2 * 1024;  // bytes that a kernel may have besides, where it asks for many
+
+// True where a block can have so much dynamic shared memory.
+inline bool block_can_have(size_t shared_bytes) {
+  return shared_bytes + most_static_shared <=
+         static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
+
+// Lets `kernel` be launched with so much dynamic shared memory. Where that is more than every kernel may have, the
+// limit becomes all that a block can have: were it what this launch needs, it could take away what another thread's
+// launch of the same kernel has just asked for. Throws CudaError where a block cannot have it.
+inline void allow_shared_bytes(const void* kernel, size_t bytes) {
+  constexpr size_t granted_by_default = 48 * 1024;
+  if (bytes + most_static_shared <= granted_by_default) return;
+  const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - most_static_shared;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes < all ? all : bytes)),
+             "asking for dynamic shared memory");
+}
+
+// Blocks of `kernel` that the whole device holds at the same time. Throws CudaError.
+template <class... Parameters>
+int64_t blocks_at_once(void (*kernel)(Parameters...), int threads, size_t shared_bytes) {
+  const void* const address = reinterpret_cast<const void*>(kernel);
+  allow_shared_bytes(address, shared_bytes);
+  int blocks = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, address, threads, shared_bytes),
+             "asking how many blocks fit");
+  return int64_t{blocks} * device_attribute(cudaDevAttrMultiProcessorCount);
+}
+
 // Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), in clusters where shape.cluster > 1.
 // Throws CudaError when the launch is refused.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... args) {
   if (launch_observer) launch_observer(reinterpret_cast<const void*>(kernel), shape);
-  constexpr size_t granted_by_default = 48 * 1024;
-  if (shape.shared_bytes > granted_by_default) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shape.shared_bytes)),
-               "asking for dynamic shared memory");
-  }
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (shape.cluster > 1) {

@@ -39,7 +39,7 @@
 // a kernel after its launch comes out of a later CUDA call, as always. Nothing is thrown, printed or aborted.
 //
 // Threads. All functions may be called from any number of threads at the same time. A workspace belongs to one call
-// until that call's kernels have run.
+// until that call's kernels have run: two that share it may give wrong sums, or wait for each other for ever.
 //
 // Versions. A struct begins with its size, so that it can grow at its end: a library takes the smaller structs of the
 // headers before it, for which what they lack is zero. A change of any other kind raises NW_ABI_VERSION.

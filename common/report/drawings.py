@@ -52,11 +52,11 @@ def named_box(drawing: Drawing, x: float, y: float, width: float, height: float,
 
 
 def access_thread_per_row() -> Drawing:
-    """01: lane i reads row i, so that neighbors in the warp are a row apart in memory."""
+    """01: lane i reads row i, so that neighbours in the warp are a row apart in memory."""
     cols, cell, height = 1024, 27, 22
     drawing = Drawing(WIDTH, 340, "One thread per row: which lane reads which address",
                       "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
-                      "4096 bytes from its neighbor's; each touches a sector of its own, 32 sectors in all.")
+                      "4096 bytes from its neighbour's; each touches a sector of its own, 32 sectors in all.")
     drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
     left, top = 130, 74
     drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
@@ -109,11 +109,11 @@ def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, cells: int, cel
 
 
 def access_block_per_row() -> Drawing:
-    """02: neighbors in the warp read neighbors in the row."""
+    """02: neighbours in the warp read neighbours in the row."""
     drawing = Drawing(WIDTH, 344, "One block per row: which lane reads which address",
                       "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
                       "whole row of 1024 floats in four passes of 256 threads.")
-    drawing.text(LEFT, 30, "One block per row: neighbors read neighbors", size=15, bold=True)
+    drawing.text(LEFT, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
     cell = 22
     drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:", color=MUTED)
     lane_cells(drawing, 88, 1, WARP, cell, LEFT)
@@ -222,7 +222,7 @@ def reduction_tree() -> Drawing:
     count, threads = 8, 256
     halving, doubling = [4, 2, 1], [1, 2, 4]
     drawing = Drawing(WIDTH, 706, "A reduction tree in shared memory, sequential and interleaved",
-                      "Two trees that add eight partial sums. With sequential addressing the active threads use neighboring slots; "
+                      "Two trees that add eight partial sums. With sequential addressing the active threads use neighbouring slots; "
                       "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of the "
                       "32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the interleaved "
                       "one for up to eight.")
@@ -240,7 +240,7 @@ def reduction_tree() -> Drawing:
     top = 346
     drawing.text(LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True)
     bank_grid(drawing, 92, top, threads, halving, sequential_pairs)
-    drawing.text(LEFT, top + 156, "Sequential: neighbors lie in different banks, and all are served at once.", size=12, color=MUTED)
+    drawing.text(LEFT, top + 156, "Sequential: neighbours lie in different banks, and all are served at once.", size=12, color=MUTED)
     bank_grid(drawing, 92, top + 190, threads, halving[::-1], interleaved_pairs)
     drawing.text(LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12, color=MUTED)
     return drawing
@@ -377,7 +377,7 @@ def paragraph(drawing: Drawing, y: float, text: str) -> float:
     return y
 
 
-ROW_COLORS = ("orange", "green")  # of rows that are neighbors
+ROW_COLORS = ("orange", "green")  # of rows that are neighbours
 
 
 def past_boundary(row: int, row_bytes: int) -> int:
@@ -626,7 +626,7 @@ CLUSTER = 4  # multiprocessors side by side
 
 
 def cluster_starts(free_from: list[float], clusters: int, share: float) -> list[tuple[float, int]]:
-    """(when, first multiprocessor) of each cluster: it takes the first neighbors of one group that are free together."""
+    """(when, first multiprocessor) of each cluster: it takes the first neighbours of one group that are free together."""
     free_from = list(free_from)
     places = [first for first in range(len(free_from)) if first % GROUP + CLUSTER <= GROUP]
     begun = []
@@ -638,7 +638,7 @@ def cluster_starts(free_from: list[float], clusters: int, share: float) -> list[
 
 
 def left_over(count: int, firsts: list[int]) -> list[list[int]]:
-    """Runs of neighbors that are in none of the clusters which begin with these multiprocessors."""
+    """Runs of neighbours that are in none of the clusters which begin with these multiprocessors."""
     taken = {first + i for first in firsts for i in range(CLUSTER)}
     runs: list[list[int]] = []
     for multiprocessor in sorted(set(range(count)) - taken):
@@ -668,7 +668,7 @@ def multiprocessor_timeline(drawing: Drawing, left: float, top: float, freed: li
         named_box(drawing, left + begin, y_of(first) + 1, share, CLUSTER * line - 2, name, "red" if late else "green", bold=late)
     for run in left_over(len(freed), [first for begin, first in begun if begin < first_end]):
         middle = (y_of(run[0]) + y_of(run[-1]) + line) / 2
-        drawing.text(left + max(freed) + 12, middle + 4, f"{len(run)} neighbors free: too few", size=11, color=STROKES["red"])
+        drawing.text(left + max(freed) + 12, middle + 4, f"{len(run)} neighbours free: too few", size=11, color=STROKES["red"])
     bottom = y_of(len(freed) - 1) + line
     end = left + max(begin for begin, _ in begun) + share
     drawing.line(end, top - 8, end, bottom + 6, color=INK, width=1.5, dash="4 3")
@@ -686,10 +686,10 @@ def clusters_start() -> Drawing:
     afterwards = cluster_starts([max(freed)] * len(freed), clusters, share)
     drawing = Drawing(WIDTH, 560, "Clusters launched before the kernel ahead of them has ended, and after",
                       "Two schematic timelines of sixteen multiprocessors in two groups. Top, launched with overlap: three clusters of four begin as "
-                      "soon as four neighbors are free; the fourth finds only pairs of free multiprocessors and begins when another cluster "
+                      "soon as four neighbours are free; the fourth finds only pairs of free multiprocessors and begins when another cluster "
                       "has ended, so that the kernel takes twice as long. Bottom, launched afterwards: all four begin and end together.")
     left = LEFT + 70.0
-    drawing.text(LEFT, 30, "Clusters that stay: four free neighbors each, and a fixed share of the rows", size=15, bold=True)
+    drawing.text(LEFT, 30, "Clusters that stay: four free neighbours each, and a fixed share of the rows", size=15, bold=True)
     drawing.text(LEFT, 64, "Launched with overlap", bold=True)
     drawing.text(WIDTH - LEFT, 64, "A line to a multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED)
     bottom = multiprocessor_timeline(drawing, left, 84, freed, overlapped, share)
@@ -808,7 +808,7 @@ def grid_mail() -> Drawing:
 def batchnorm_tiles() -> Drawing:
     """08: sums down the columns, read along the rows."""
     drawing = Drawing(WIDTH, 520, "BatchNorm: sums down the channels, read along the rows",
-                      "A matrix with samples as rows and channels as columns. A warp reads 32 neighboring channels of one row, so that its request is "
+                      "A matrix with samples as rows and channels as columns. A warp reads 32 neighbouring channels of one row, so that its request is "
                       "4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a column of tiles are split among several "
                       "blocks, whose count, mean and M2 are merged by Chan's formula.")
     drawing.text(LEFT, 30, "Statistics for each column, of a matrix that lies in memory row by row", size=15, bold=True)
@@ -816,7 +816,7 @@ def batchnorm_tiles() -> Drawing:
     rows, tile, tiles = 12, 8, 3
     split = 4  # rows of a block
     colors = ["orange", "green", "blue"]
-    drawing.text(left, top - 26, "channels: neighbors in memory", size=12, color=MUTED)
+    drawing.text(left, top - 26, "channels: neighbours in memory", size=12, color=MUTED)
     drawing.line(left + 180, top - 30, left + 250, top - 30, arrow=True)
     for row in range(rows):
         for col in range(tile * tiles):
@@ -830,7 +830,7 @@ def batchnorm_tiles() -> Drawing:
     # The warp in block 0: one row of the tile at a time.
     drawing.rect(left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0)
     side = left + tiles * tile * cell + 22
-    drawing.text(side, top + 12, "A request: 32 neighboring channels", size=12, bold=True)
+    drawing.text(side, top + 12, "A request: 32 neighbouring channels", size=12, bold=True)
     drawing.text(side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12, color=MUTED)
     drawing.text(side, top + 58, "A lane goes down its own channel,", size=12, bold=True)
     drawing.text(side, top + 74, "and adds up in its registers.", size=12, color=MUTED)

@@ -444,10 +444,10 @@ def resources(place: Place) -> Table:
     files = [results]
     found = list(results.launches)
     if place.repository.has_counters(place.gpu):
-        # The profiler's runs are of more shapes; what both have is told once.
-        there = {(e.name, e.kernel, e.blocks) for e in found}
+        # The profiler's runs are of more shapes. What both have is told once: they may be of different versions.
+        there = {e.name for e in found}
         of_stage = [e for e in place.repository.counters(place.gpu).launches if e.stage == place.stage() and "registers" in e.values]
-        found += [e for e in of_stage if (e.name, e.kernel, e.blocks) not in there]
+        found += [e for e in of_stage if e.name not in there]
         files += [place.repository.counters(place.gpu)] if of_stage else []
     launches = select(place, found, results.path)
     if not launches:

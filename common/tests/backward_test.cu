@@ -237,7 +237,8 @@ TEST_F(Backward, GridsCountRowsThatStartAnywhereOnce) {
 #endif
 }
 
-// dx may take the place of x or of dy.
+// Tiles would allow dx to take the place of x or of dy: a tile is read before anything of it is stored. (The interface
+// does not: where some blocks find dx beside others, they read what it would overwrite.)
 TEST_F(Backward, TilesOfNarrowRowsInPlace) {
   for (const int cols : {33, 50}) {
     RandomPass apart(rows_of_tiles(cols), cols);

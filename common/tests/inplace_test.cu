@@ -40,7 +40,7 @@ struct Shape {
 };
 
 // Each way that the final kernel has through a row: elements, lanes, a block, several blocks, an element at a time; and
-// tiles of narrow rows, of which there are enough for all multiprocessors.
+// tiles of narrow rows, so many that a block that stays reads a tile ahead.
 std::vector<Shape> shapes() {
   std::vector<Shape> all = {
       {5, 1, 0, 0, 0},    {9, 7, 0, 0, 0},     {6, 33, 0, 1, 0},    {5, 64, 0, 0, 0},    {3, 257, 0, 1, 0},
@@ -48,7 +48,7 @@ std::vector<Shape> shapes() {
       {3, 4096, 5, 0, 1}, {2, 12288, 0, 0, 0}, {2, 40960, 0, 0, 0}, {1, 33001, 0, 1, 1}, {300, 8192, 0, 0, 0},
   };
   const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  for (const int64_t cols : {50, 127}) all.push_back({multiprocessors * 32768 / (2 * cols) + 1, cols, 0, 0, 0});
+  for (const int64_t cols : {50, 127}) all.push_back({multiprocessors * 131072 / (2 * cols) + 1, cols, 0, 0, 0});
   return all;
 }
 

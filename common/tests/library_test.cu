@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/harness/device.h"
@@ -425,29 +426,42 @@ TEST_F(Library, EachThreadHasItsOwnLastError) {
   EXPECT_EQ(nw_last_error(), mine);
 }
 
+void capture_and_replay(const ProblemOptions& options) {
+  const Problem problem(options);
+  Workspace workspace(problem, 0);
+  const Stream stream;
+  with_struct(workspace.arguments(), [&](auto args, auto function) {
+    const DeviceMemory memory = give_workspace(options.operation, args);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capturing");
+    const nw_status status = function(&args, stream.get());
+    check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capturing");
+    EXPECT_EQ(status, NW_OK) << nw_last_error();
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
+    for (int i = 0; i < 2; ++i) {
+      workspace.reset();
+      check_cuda(cudaGraphLaunch(executable, stream.get()), "launching a graph");
+      expect_right(problem, workspace);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+  });
+}
+
 TEST_F(Library, AGraphCanBeCapturedWhereAWorkspaceIsGiven) {
   for (const Operation operation : all_operations) {
     SCOPED_TRACE(name_of(operation));
-    const Problem problem({.operation = operation, .rows = 24, .cols = 256});
-    Workspace workspace(problem, 0);
-    const Stream stream;
-    with_struct(workspace.arguments(), [&](auto args, auto function) {
-      const DeviceMemory memory = give_workspace(operation, args);
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capturing");
-      const nw_status status = function(&args, stream.get());
-      check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capturing");
-      EXPECT_EQ(status, NW_OK) << nw_last_error();
-      check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
-      for (int i = 0; i < 2; ++i) {
-        workspace.reset();
-        check_cuda(cudaGraphLaunch(executable, stream.get()), "launching a graph");
-        expect_right(problem, workspace);
-      }
-      cudaGraphExecDestroy(executable);
-      cudaGraphDestroy(graph);
-    });
+    capture_and_replay({.operation = operation, .rows = 24, .cols = 256});
+  }
+}
+
+// The backward pass of rows that clusters and tiles have side by side, of narrow odd ones, and of rows that blocks of
+// the whole grid have together, whose mail is cleared in the graph.
+TEST_F(Library, AGraphCanBeCapturedOfEachWayThroughARow) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{2, 16384}, {30000, 50}, {2, 200000}}) {
+    SCOPED_TRACE(testing::Message() << rows << " x " << cols);
+    capture_and_replay({.operation = Operation::layernorm_backward, .rows = rows, .cols = cols});
   }
 }
 

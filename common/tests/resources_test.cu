@@ -40,5 +40,33 @@ TEST(Resources, NameTheKernelAndItsLaunch) {
 #endif
 }
 
+__global__ void dynamic_shared_by_the_block(float* out) {
+  dynamic_shared<float>()[threadIdx.x] = 1.0f;
+  out[threadIdx.x] = dynamic_shared<float>()[threadIdx.x];
+}
+
+// Two threads may launch one kernel with different amounts. Who needs less must not take away what the other has asked
+// for and not yet used.
+TEST(Resources, ALaunchThatNeedsLessDoesNotLowerTheLimit) {
+  try {
+    current_device();
+  } catch (const NoDevice& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const auto limit = [] {
+    cudaFuncAttributes attributes = {};
+    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(dynamic_shared_by_the_block)),
+               "asking for a kernel's attributes");
+    return static_cast<size_t>(attributes.maxDynamicSharedSizeBytes);
+  };
+  const size_t most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - most_static_shared;
+  for (const size_t bytes : {most, size_t{49} * 1024, size_t{16} * 1024, size_t{0}}) {
+    EXPECT_GE(blocks_at_once(dynamic_shared_by_the_block, 32, bytes), 1) << bytes;
+    EXPECT_GE(limit(), most) << bytes;
+  }
+  EXPECT_TRUE(block_can_have(most));
+  EXPECT_FALSE(block_can_have(most + 1));
+}
+
 }  // namespace
 }  // namespace worklog

@@ -534,8 +534,7 @@ namespace {
 size_t dynamic_shared_allowed(const void* kernel) {
   std::lock_guard lock(state().mutex);
   const auto found = state().dynamic_shared_allowed.find(kernel);
-  return std::max(shared_by_default,
-                  found == state().dynamic_shared_allowed.end() ? 0 : static_cast<size_t>(found->second));
+  return found == state().dynamic_shared_allowed.end() ? shared_by_default : static_cast<size_t>(found->second);
 }
 
 int blocks_at_once(int block_size, size_t dynamic_shared_bytes) {
