@@ -764,17 +764,18 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
 
 def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an operation."""
-    import compare
+    import rivals
+    from cells import COPY, OURS, cell_of
 
     path = repository.root / "docs" / "compare" / f"{gpu}.json"
     if not path.is_file():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
-    old = compare.stale_operations(document, repository.root)
+    old = rivals.stale_operations(document, repository.root)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
     for entry in document["benchmarks"]:
-        variant, cell, mode = compare.cell_of(entry["name"])
-        if mode != "cold" or cell.dtype != "bf16" or variant == compare.COPY or cell.operation.startswith("batchnorm"):
+        variant, cell, mode = cell_of(entry["name"])
+        if mode != "cold" or cell.dtype != "bf16" or variant == COPY or cell.operation.startswith("batchnorm"):
             continue
         of_variant = lines.setdefault(cell.operation, {}).setdefault(variant, {})
         of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, entry["share_of_copy"]))
@@ -788,8 +789,8 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
         for name, shares in by_variant.items():
             color, marker, dash, _ = STYLES[names.index(name) % len(STYLES)]
             whole, odd = ([c for c in sorted(shares) if (c % 8 == 0) == is_whole] for is_whole in (True, False))
-            zorder = 3 if name == compare.OURS else 2
-            ax.plot(whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == compare.OURS else 1.2,
+            zorder = 3 if name == OURS else 2
+            ax.plot(whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == OURS else 1.2,
                     label=PEER_LABELS.get(name, name), zorder=zorder)
             ax.plot(odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none", markersize=5, zorder=zorder)
         ax.set_title(operation + ("†" if operation in old else ""), fontsize=9.5)

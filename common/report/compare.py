@@ -28,91 +28,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import source_hash
+from cells import COPY, OURS, STAGE, STAGE_OF, TENSORS, Cell, grid
 from programs import shown, write_json
 from results import ELEMENT_BYTES, ROOT, ReportError
-
-if TYPE_CHECKING:
-    from tables import Place, Table
+from rivals import report, verdicts
 
 NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
-
-STAGE = "compare"  # stands where a stage's name does in the names of the timings
-OURS, COPY = "ours", "copy"
-LEVEL = 0.02  # times that differ by less are level: medians of two runs of one kernel differ by as much
-TENSORS = {  # tensors of the cell's size that must be read or written once
-    "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4, "layernorm_backward": 3,
-    "rmsnorm_backward": 3, "add_layernorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2, "batchnorm_backward": 3,
-}
-STAGE_OF = {"layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_residual", "add_layernorm_forward": "06_fused_residual",
-            "add_rmsnorm_forward": "06_fused_residual", "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
-            "add_layernorm_backward": "07_backward", "batchnorm_train": "08_batchnorm", "batchnorm_inference": "08_batchnorm",
-            "batchnorm_backward": "08_batchnorm"}
-SMALL_BYTES = 16 * 2**20  # of a tensor: below it a launch takes as long as the kernel
-MODES = ("cold", "warm", "graph", "python")
-
-
-# --- The grid ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Cell:
-    operation: str
-    dtype: str
-    rows: int
-    cols: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.operation}/{self.dtype}/{self.rows}x{self.cols}"
-
-    @property
-    def tensor_bytes(self) -> int:
-        return self.rows * self.cols * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def bytes(self) -> int:
-        return self.tensor_bytes * TENSORS[self.operation]
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return MODES if self.tensor_bytes <= SMALL_BYTES else ("cold", "python")
-
-
-COLS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-ODD_COLS = (50, 1023, 4095, 4097, 12289, 50257)
-QUICK_COLS = (256, 1024, 4095, 4096, 16384, 65536)
-FEW_ROWS = ((1, 4096), (1, 65536), (64, 4096), (1024, 1024), (4096, 8192))
-BATCHES = ((1024, 64), (65536, 64), (1048576, 64), (65536, 256), (1048576, 256), (65536, 1000), (65536, 1024), (65536, 4096), (4096, 16384))
-
-
-def filling(mib: int, cols: int, dtype: str) -> int:
-    """As many rows as make a tensor of `mib` MiB, at most 1 M."""
-    return max(1, min(2**20, mib * 2**20 // (cols * ELEMENT_BYTES[dtype])))
-
-
-def grid(full: bool) -> list[Cell]:
-    """The cells, those that tell most first. A cell stands in it once."""
-    rows_operations = [operation for operation in TENSORS if not operation.startswith("batchnorm")]
-    batch_operations = [operation for operation in TENSORS if operation.startswith("batchnorm")]
-    cells: list[Cell] = []
-    if not full:
-        quick = ("layernorm_forward", "layernorm_backward", "add_rmsnorm_forward")
-        cells += [Cell(operation, "bf16", filling(64, cols, "bf16"), cols) for operation in quick for cols in QUICK_COLS]
-        cells += [Cell(operation, "fp32", 64, 4096) for operation in quick[:2]]
-        cells += [Cell(operation, "fp32", 65536, 256) for operation in ("batchnorm_train", "batchnorm_backward")]
-        return cells
-    for dtype in ("bf16", "fp32", "fp16"):
-        for cols in COLS + ODD_COLS:
-            cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for operation in rows_operations]
-        cells += [Cell(operation, dtype, rows, cols) for rows, cols in FEW_ROWS for operation in rows_operations]
-        cells += [Cell(operation, dtype, rows, cols) for rows, cols in BATCHES for operation in batch_operations]
-    return list(dict.fromkeys(cells))
 
 
 # --- Taking turns ------------------------------------------------------------------------------------------------------
@@ -137,54 +65,6 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
     median = statistics.median(ordered)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
     return {"median_seconds": median, "spread": (high - low) / median if median else 0.0, "samples": len(ordered)}
-
-
-# --- Who is ahead ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Verdict:
-    """Us against the fastest of the others that computed the right thing."""
-
-    cell: Cell
-    mode: str
-    seconds: float
-    rival: str
-    rival_seconds: float
-    share_of_copy: float | None
-
-    @property
-    def ahead(self) -> float:
-        """How many times as fast as the best other we are."""
-        return self.rival_seconds / self.seconds
-
-    @property
-    def outcome(self) -> str:
-        return "lost" if self.ahead < 1 - LEVEL else "won" if self.ahead > 1 + LEVEL else "level"
-
-
-def cell_of(name: str) -> tuple[str, Cell, str]:
-    """(contender, cell, mode) of a timing's name."""
-    _, variant, operation, dtype, shape, mode = name.split("/")
-    rows, cols = map(int, shape.split("x"))
-    return variant, Cell(operation, dtype, rows, cols), mode
-
-
-def verdicts(document: dict[str, Any]) -> list[Verdict]:
-    """One for each cell and mode that we and at least one other have a right result in."""
-    wrong = {(entry["variant"], entry["cell"]) for entry in document.get("checks", []) if entry["verdict"] != "passed"}
-    by_cell: dict[tuple[Cell, str], dict[str, dict[str, Any]]] = {}
-    for entry in document["benchmarks"]:
-        variant, cell, mode = cell_of(entry["name"])
-        if variant != COPY and (variant, cell.name) not in wrong:
-            by_cell.setdefault((cell, mode), {})[variant] = entry
-    found = []
-    for (cell, mode), entries in by_cell.items():
-        others = {name: entry for name, entry in entries.items() if name != OURS}
-        if OURS not in entries or not others:
-            continue
-        rival = min(others, key=lambda name: others[name]["median_seconds"])
-        ours = entries[OURS]
-        found.append(Verdict(cell, mode, ours["median_seconds"], rival, others[rival]["median_seconds"], ours.get("share_of_copy")))
-    return found
 
 
 # --- The GPU -----------------------------------------------------------------------------------------------------------
@@ -464,24 +344,6 @@ def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[s
     return [json.loads(path.read_text(encoding="utf-8")) for path in there], len(there) < len(cells)
 
 
-def report(found: Sequence[Verdict]) -> Iterator[str]:
-    """A line for each operation and mode, then the cells that are lost."""
-    for (operation, mode), group in grouped(found).items():
-        outcomes = [v.outcome for v in group]
-        worst = min(group, key=lambda v: v.ahead)
-        yield (f"{operation:24} {mode:6} won {outcomes.count('won'):3}, level {outcomes.count('level'):3}, lost {outcomes.count('lost'):3}; "
-               f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.rows}x{worst.cell.cols}")
-    for v in sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead):
-        yield f"lost: {v.cell.name} {v.mode}: {v.seconds * 1e6:.2f} us, {v.rival} {v.rival_seconds * 1e6:.2f} us"
-
-
-def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
-    groups: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in found:
-        groups.setdefault((verdict.cell.operation, verdict.mode), []).append(verdict)
-    return groups
-
-
 def compare(options: argparse.Namespace) -> int:
     cells = [cell for cell in grid(options.full)
              if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)]
@@ -544,57 +406,6 @@ def compare(options: argparse.Namespace) -> int:
     for check in bad:
         print(f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated", file=sys.stderr)
     return 1 if bad else 0
-
-
-# --- Tables ------------------------------------------------------------------------------------------------------------
-def stale_operations(document: dict[str, Any], root: Path) -> set[str]:
-    """Those whose kernels have changed since."""
-    hashes = document["context"].get("source_hashes", {})
-    now = {stage: source_hash.source_hash(stage, root) for stage in hashes if (root / stage / "kernels.cuh").is_file()}
-    return {operation for operation, stage in STAGE_OF.items() if hashes.get(stage) != now.get(stage)}
-
-
-def read(place: Place) -> tuple[Path, dict[str, Any] | None]:
-    path = place.repository.root / "docs" / "compare" / f"{place.gpu}.json"
-    return path, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def against_peers(place: Place) -> Table:
-    """Us against the best peer. show=summary: a line for each operation and way of timing; show=lost: the cells where we lose."""
-    from figures import percent, significant
-    from tables import MISSING, Table, caption, dagger, markdown_table, source_note
-    from results import PEER_LABELS, ResultFile
-
-    path, document = read(place)
-    if document is None:
-        return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
-    old = stale_operations(document, place.repository.root)
-    chosen = place.chosen("operation")
-    found = [v for v in verdicts(document) if not chosen or v.cell.operation in chosen]
-    show = place.option("show", "summary")
-    if show not in ("summary", "lost"):
-        raise ReportError(f"show is '{show}'; it must be summary or lost")
-    label = lambda name: PEER_LABELS.get(name, name)  # noqa: E731
-    where = lambda v: f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"  # noqa: E731
-    if show == "lost":
-        head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours is"]
-        lines = [[dagger(f"`{v.cell.operation}`", v.cell.operation in old), where(v), v.mode, significant(v.seconds * 1e6),
-                  percent(v.share_of_copy) if v.share_of_copy else MISSING, label(v.rival), significant(v.rival_seconds * 1e6), f"{v.ahead:.2f}x as fast"]
-                 for v in sorted(found, key=lambda v: v.ahead) if v.outcome == "lost"]
-    else:
-        head = ["operation", "timing", "cells", "won", "level", "lost", "median", "best", "worst", "worst at", "against"]
-        lines = []
-        for (operation, mode), group in grouped(found).items():
-            outcomes, ahead, worst = [v.outcome for v in group], [v.ahead for v in group], min(group, key=lambda v: v.ahead)
-            lines.append([dagger(f"`{operation}`", operation in old), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
-                          *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], where(worst), label(worst.rival)])
-    note = "How many times as fast as the fastest other library in that cell; *level* is within 2 %"
-    note = note if show == "summary" else "Cells where another library is more than 2 % faster"
-    stale = any(v.cell.operation in old for v in found)
-    source = ResultFile(path, {key: str(value) for key, value in document["context"].items()}, (), ())
-    if not lines:
-        return Table("*No cell is lost.*" + caption([*source_note(place, [source])], False), False)
-    return Table(markdown_table(head, lines, 2) + caption([note, *source_note(place, [source])], stale), stale)
 
 
 def main(arguments: list[str] | None = None) -> int:

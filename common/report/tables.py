@@ -546,9 +546,9 @@ def counting(place: Place) -> Table:
 
 def compare(place: Place) -> Table:
     """The final kernels against the best other library, as ./worklog compare found it."""
-    import compare as against  # which makes tables of its own with what is above
+    import rivals  # which makes tables of its own with what is above
 
-    return against.against_peers(place)
+    return rivals.against_peers(place)
 
 
 def verified(place: Place) -> Table:

@@ -25,8 +25,9 @@ sys.dont_write_bytecode = True
 
 import compare
 import results
+import rivals
 import tables
-from compare import Cell
+from cells import COLS, MODES, TENSORS, Cell, grid
 
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
 
@@ -41,9 +42,9 @@ def document(entries: list[dict[str, Any]], checks: list[dict[str, Any]] | None 
 
 class Grid(unittest.TestCase):
     def test_spans_what_it_promises(self) -> None:
-        cells = compare.grid(True)
+        cells = grid(True)
         self.assertEqual(len(cells), len(set(cells)))
-        self.assertEqual({cell.operation for cell in cells}, set(compare.TENSORS))
+        self.assertEqual({cell.operation for cell in cells}, set(TENSORS))
         self.assertEqual({cell.dtype for cell in cells}, {"fp32", "fp16", "bf16"})
         rows = [cell for cell in cells if cell.operation == "layernorm_backward"]
         self.assertEqual((min(c.cols for c in rows), max(c.cols for c in rows)), (50, 262144))
@@ -54,15 +55,14 @@ class Grid(unittest.TestCase):
     def test_small_tensors_are_also_timed_from_graphs(self) -> None:
         self.assertIn("graph", Cell("layernorm_forward", "fp32", 1024, 1024).modes)
         self.assertNotIn("graph", Cell("layernorm_forward", "fp32", 65536, 4096).modes)
-        self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in compare.grid(False)))
-
+        self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in grid(False)))
 
     def test_can_be_narrowed(self) -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             self.assertEqual(compare.main(["--full", "--list", "--operation", "rmsnorm_backward", "--dtype", "fp16"]), 0)
         lines = printed.getvalue().splitlines()
-        self.assertGreater(len(lines), len(compare.COLS))
+        self.assertGreater(len(lines), len(COLS))
         self.assertTrue(all(line.startswith("rmsnorm_backward/fp16/") for line in lines))
 
 
@@ -100,26 +100,26 @@ class Turns(unittest.TestCase):
 
 class Ahead(unittest.TestCase):
     def test_the_fastest_other_counts(self) -> None:
-        found = compare.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("liger", CELL, "cold", 20e-6),
+        found = rivals.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("liger", CELL, "cold", 20e-6),
                                            timing("copy", CELL, "cold", 1e-6)]))
         self.assertEqual([(v.rival, v.ahead, v.outcome) for v in found], [("liger", 2.0, "won")])
 
     def test_level_and_lost(self) -> None:
         for seconds, outcome in ((10.1e-6, "level"), (9.9e-6, "level"), (9e-6, "lost"), (11e-6, "won")):
-            found = compare.verdicts(document([timing("ours", CELL, "warm", 10e-6), timing("torch", CELL, "warm", seconds)]))
+            found = rivals.verdicts(document([timing("ours", CELL, "warm", 10e-6), timing("torch", CELL, "warm", seconds)]))
             self.assertEqual(found[0].outcome, outcome)
 
     def test_a_wrong_result_wins_nothing(self) -> None:
         entries = [timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("apex", CELL, "cold", 1e-6)]
-        found = compare.verdicts(document(entries, [{"variant": "apex", "cell": CELL.name, "verdict": "failed"}]))
+        found = rivals.verdicts(document(entries, [{"variant": "apex", "cell": CELL.name, "verdict": "failed"}]))
         self.assertEqual(found[0].rival, "torch")
 
     def test_no_rival_no_verdict(self) -> None:
-        self.assertEqual(compare.verdicts(document([timing("ours", CELL, "cold", 1e-6), timing("copy", CELL, "cold", 1e-6)])), [])
-        self.assertEqual(compare.verdicts(document([timing("torch", CELL, "cold", 1e-6)])), [])
+        self.assertEqual(rivals.verdicts(document([timing("ours", CELL, "cold", 1e-6), timing("copy", CELL, "cold", 1e-6)])), [])
+        self.assertEqual(rivals.verdicts(document([timing("torch", CELL, "cold", 1e-6)])), [])
 
     def test_the_report_names_the_lost_cells(self) -> None:
-        lines = list(compare.report(compare.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 5e-6)]))))
+        lines = list(rivals.report(rivals.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 5e-6)]))))
         self.assertIn("lost   1", lines[0])
         self.assertEqual(lines[1], "lost: layernorm_forward/bf16/1024x4096 cold: 10.00 us, torch 5.00 us")
 
@@ -170,7 +170,7 @@ class Tables(unittest.TestCase):
                 path = root / "docs" / "compare" / "h200.json"
                 path.parent.mkdir(parents=True)
                 path.write_text(json.dumps(content), encoding="utf-8")
-            return compare.against_peers(tables.Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")).text
+            return rivals.against_peers(tables.Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")).text
 
     def test_nothing_measured(self) -> None:
         self.assertEqual(self.table(None), "*Nothing was compared on h200 yet.*")
@@ -285,7 +285,7 @@ class Contenders(unittest.TestCase):
         cls.contenders = contenders_or_skip()
 
     def test_ours_and_pytorch_agree_with_the_reference(self) -> None:
-        for operation in compare.TENSORS:
+        for operation in TENSORS:
             for dtype in ("fp32", "bf16"):
                 cell = Cell(operation, dtype, 32, 96)
                 found = compare.measure(cell, ["ours", "torch", "apex"], 3, FakeGpu())
@@ -293,8 +293,8 @@ class Contenders(unittest.TestCase):
                 self.assertEqual(verdicts, {"ours": "passed", "torch": "passed"}, f"{cell} {found['checks']}")
                 self.assertEqual([entry["variant"] for entry in found["absent"]], ["apex"])
                 names = {entry["name"] for entry in found["benchmarks"]}
-                self.assertEqual(names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in compare.MODES})
-                self.assertEqual({v.outcome for v in compare.verdicts(found)}, {"won"})
+                self.assertEqual(names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in MODES})
+                self.assertEqual({v.outcome for v in rivals.verdicts(found)}, {"won"})
 
     def test_the_sum_may_be_normalized_before_it_is_rounded(self) -> None:
         """As flash-attention does; Inductor normalizes what is stored, with the statistics of what was rounded."""
