@@ -138,6 +138,7 @@ class Gpu:
 
 
 # --- Checking ----------------------------------------------------------------------------------------------------------
+FIRST_CALLS = 2  # of each contender, before it is timed; what the last of them returns is checked
 TOLERANCES = {"fp32": (1.3e-6, 1e-5), "fp16": (1e-3, 1e-5), "bf16": (1.6e-2, 1e-5)}  # of torch.testing.assert_close
 
 
@@ -170,6 +171,18 @@ def reference(problem: Any) -> list[Any]:
 def summed(problem: Any) -> Any:
     """What is normalized, in float64: the sum as it is rounded to be stored, where there is a residual."""
     return (problem.x if problem.residual is None else problem.x + problem.residual).detach().double()
+
+
+def running_statistics(problem: Any) -> list[Any]:
+    """BatchNorm's running mean and variance in float64 after the first calls of training; empty for all else."""
+    from contenders import MOMENTUM
+
+    if problem.operation != "batchnorm_train":
+        return []
+    left = (1 - MOMENTUM) ** FIRST_CALLS
+    x = problem.x.double()
+    return [left * old.double() + (1 - left) * new
+            for old, new in ((problem.running_mean, x.mean(dim=0)), (problem.running_var, x.var(dim=0)))]
 
 
 def slack_of_sum(problem: Any) -> Any:
@@ -211,14 +224,15 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
     problem = make_problem(cell.operation, dtype, cell.rows, cell.cols, gpu.device)
-    wanted, slack = reference(problem), slack_of_sum(problem)
+    wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
     calls: dict[str, Callable[[], Any]] = {}
     steps: dict[str, Callable[[], Any]] = {}
     document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
     for name in names:
         try:
-            call, step = prepare(name, problem)
-            for _ in range(2):
+            own = problem.with_own_statistics()
+            call, step = prepare(name, own)
+            for _ in range(FIRST_CALLS):
                 outputs = call()
             gpu.synchronize()
         except Unavailable as error:
@@ -231,6 +245,8 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
             continue
         outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         excess = largest_excess(outputs, wanted, cell.dtype, bool(problem.gradients), slack)
+        if statistics_wanted:
+            excess = max(excess, largest_excess([own.running_mean, own.running_var], statistics_wanted, "fp32", False))
         verdict = "passed" if excess <= 1 else "failed"
         document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": excess if math.isfinite(excess) else None})
         if verdict == "passed":

@@ -296,6 +296,23 @@ class Contenders(unittest.TestCase):
                 self.assertEqual(names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in MODES})
                 self.assertEqual({v.outcome for v in rivals.verdicts(found)}, {"won"})
 
+    def test_running_statistics_are_each_contenders_own(self) -> None:
+        """PyTorch's graph saves them, and cannot be differentiated again after another has written them."""
+        found = compare.measure(Cell("batchnorm_backward", "fp32", 32, 96), ["ours", "torch", "torch.compile"], 3, FakeGpu())
+        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, dict.fromkeys(("ours", "torch", "torch.compile"), "passed"))
+        timed = {entry["name"].split("/")[1] for entry in found["benchmarks"]}
+        self.assertEqual(timed, {"ours", "torch", "torch.compile", "copy"})
+
+    def test_running_statistics_are_checked(self) -> None:
+        import torch.nn.functional as F
+
+        def forgets_them(p: Any) -> Any:
+            return F.batch_norm(p.x, None, None, p.gamma, p.beta, True, 0.0, self.contenders.EPS)
+
+        with mock.patch.dict(self.contenders.CONTENDERS, apex=forgets_them):
+            found = compare.measure(Cell("batchnorm_train", "fp32", 32, 96), ["ours", "torch", "apex"], 3, FakeGpu())
+        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, {"ours": "passed", "torch": "passed", "apex": "failed"})
+
     def test_the_sum_may_be_normalized_before_it_is_rounded(self) -> None:
         """As flash-attention does; Inductor normalizes what is stored, with the statistics of what was rounded."""
         import torch

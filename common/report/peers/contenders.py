@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +50,13 @@ class Problem:
     def inputs(self) -> list[Tensor]:
         """What has a gradient."""
         return [t for t in (self.x, self.residual, self.gamma, self.beta) if t is not None]
+
+    def with_own_statistics(self) -> Problem:
+        """The same tensors but for the running statistics, which a forward pass writes: a graph that saved them cannot be
+        differentiated again once another contender has written them."""
+        if self.running_mean is None or self.running_var is None:
+            return self
+        return replace(self, running_mean=self.running_mean.clone(), running_var=self.running_var.clone())
 
 
 Call = Callable[[], Any]
