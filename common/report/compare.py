@@ -11,7 +11,11 @@ A cell is an operation, a type and a shape. In each cell all contenders work on 
 against float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who begins
 changes with every round. `cold`: the L2 cache flushed before each call; `warm`: not; `graph`: replayed from a CUDA graph, so
 that no launcher's cost hides a small kernel; `python`: what the host's clock says for a whole step from Python, launch and all.
-The contenders are in peers/contenders.py. Needs PyTorch with CUDA, and a GPU build of the library.
+The contenders are in peers/contenders.py.
+
+A cell that raises something is kept with the reason, and the next one is measured. The exit code is 1 where that happened or
+one of our own results is off, 2 where nothing could be measured, and 3 where a kernel has broken the CUDA context: what was
+measured is kept, and the same call goes on. Needs PyTorch with CUDA, and a GPU build of the library.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,6 +46,10 @@ from rivals import report, verdicts
 NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
+
+EVERYONE = "all"  # the contender of an absence that ended a cell
+NO_ROOM = "does not fit the device"
+GPU_LOST = 3  # exit code
 
 
 # --- Taking turns ------------------------------------------------------------------------------------------------------
@@ -85,6 +94,13 @@ class Gpu:
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self.waste = torch.empty(max(256 * 2**20, 4 * properties.L2_cache_size), dtype=torch.uint8, device="cuda")
+
+    def usable(self) -> bool:
+        """False once a kernel has broken the CUDA context, which nothing in this process can mend."""
+        try:
+            return self.torch.zeros(1, device="cuda").add(1).item() == 1
+        except Exception:  # noqa: BLE001
+            return False
 
     def synchronize(self) -> None:
         self.torch.cuda.synchronize()
@@ -218,7 +234,28 @@ def largest_excess(outputs: Sequence[Any], wanted: Sequence[Any], dtype: str, ba
 
 # --- Running -----------------------------------------------------------------------------------------------------------
 def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str, Any]:
-    """The cell's checks, timings and absences."""
+    """The cell's checks, timings and absences. What ends the cell early is an absence of everyone, beside what was measured till then."""
+    import torch
+
+    document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
+    try:
+        calls, steps = right_calls(cell, names, gpu, document)
+        time_calls(cell, calls, steps, rounds, gpu, document)
+    except torch.cuda.OutOfMemoryError:
+        document["absent"].append({"variant": EVERYONE, "cell": cell.name, "reason": NO_ROOM})
+        torch.cuda.empty_cache()
+    except Exception as error:  # noqa: BLE001: the other cells are still measured
+        traceback.print_exc()
+        document["absent"].append({"variant": EVERYONE, "cell": cell.name, "reason": why(error)})
+    return document
+
+
+def why(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any]) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
+    """What is timed, and the whole steps, of the contenders whose results are right. The others are named in `document`."""
     import torch
     from contenders import Unavailable, make_problem, prepare
 
@@ -227,7 +264,6 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
     calls: dict[str, Callable[[], Any]] = {}
     steps: dict[str, Callable[[], Any]] = {}
-    document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
     for name in names:
         try:
             own = problem.with_own_statistics()
@@ -241,7 +277,7 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
         except Exception as error:  # noqa: BLE001: whatever another library raises, the others are still timed
             if name == OURS:
                 raise
-            document["absent"].append({"variant": name, "cell": cell.name, "reason": f"{type(error).__name__}: {str(error)[:200]}"})
+            document["absent"].append({"variant": name, "cell": cell.name, "reason": why(error)})
             continue
         outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         excess = largest_excess(outputs, wanted, cell.dtype, bool(problem.gradients), slack)
@@ -251,7 +287,13 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
         document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": excess if math.isfinite(excess) else None})
         if verdict == "passed":
             calls[name], steps[name] = call, step
-    del wanted, slack
+    return calls, steps
+
+
+def time_calls(cell: Cell, calls: dict[str, Callable[[], Any]], steps: dict[str, Callable[[], Any]], rounds: int, gpu: Gpu, document: dict[str, Any]) -> None:
+    """In each of the cell's ways of timing, beside a copy of the same bytes."""
+    import torch
+
     source = torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device)
     target = torch.empty_like(source)
     calls[COPY] = steps[COPY] = lambda: target.copy_(source)
@@ -264,7 +306,7 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
                     timed[name] = gpu.captured(call)
                 except Exception as error:  # noqa: BLE001
                     gpu.synchronize()
-                    document["absent"].append({"variant": name, "cell": f"{cell.name}/graph", "reason": f"{type(error).__name__}: {str(error)[:200]}"})
+                    document["absent"].append({"variant": name, "cell": f"{cell.name}/graph", "reason": why(error)})
         samples = take_turns(timed, getattr(gpu, mode), max(3, rounds // 3) if mode == "python" else rounds)
         figures = {name: summary(values) for name, values in samples.items()}
         copy = figures[COPY]["median_seconds"] if COPY in figures and mode != "python" else None
@@ -274,7 +316,6 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
             if copy:
                 entry["share_of_copy"] = copy / figure["median_seconds"]
             document["benchmarks"].append(entry)
-    return document
 
 
 def command_output(*command: str) -> str:
@@ -343,9 +384,9 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
-              now: Callable[[], float] = time.monotonic) -> tuple[list[dict[str, Any]], bool]:
-    """Each cell's document, from `folder` where it was measured before; and whether some are not there, since time ran out or
-    another process is at them."""
+              usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic) -> tuple[list[dict[str, Any]], bool]:
+    """Each cell's document, from `folder` where it was measured before; and whether some are not there, since time ran out,
+    another process is at them, or the GPU could not be used after a cell."""
     begun, late = now(), False
     for number, cell in enumerate(cells, 1):
         path = kept_in(folder, cell)
@@ -356,8 +397,20 @@ def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[s
             if is_ours and not path.is_file():
                 print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
                 write_json(path, work(cell))
+                late = not usable()
     there = [path for cell in cells if (path := kept_in(folder, cell)).is_file()]
     return [json.loads(path.read_text(encoding="utf-8")) for path in there], len(there) < len(cells)
+
+
+def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """A line for each cell that ended early, and for each that we have no right result in. A cell too large for the GPU is neither."""
+    for part in parts:
+        for entry in part["absent"]:
+            if entry["variant"] == EVERYONE and entry["reason"] != NO_ROOM:
+                yield f"{entry['cell']} ended early: {entry['reason']}"
+        for check in part["checks"]:
+            if check["variant"] == OURS and check["verdict"] != "passed":
+                yield f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated"
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -403,14 +456,7 @@ def compare(options: argparse.Namespace) -> int:
     folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint}"
     gpu = Gpu()
 
-    def work(cell: Cell) -> dict[str, Any]:
-        try:
-            return measure(cell, names, 40 if options.full else 15, gpu)
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return {"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cell.name, "reason": "does not fit the device"}]}
-
-    parts, left_out = run_cells(cells, folder, work, options.minutes)
+    parts, left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
     context |= {"grid": kind, "cells": len(parts), "cells_of_grid": len(cells), "clocks_after": command_output(
         "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")}
     document = joined(context, parts)
@@ -418,9 +464,14 @@ def compare(options: argparse.Namespace) -> int:
     for line in report(verdicts(document)):
         print(line)
     print(f"{len(parts)} of {len(cells)} cells written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
-    bad = [check for check in document["checks"] if check["variant"] == OURS and check["verdict"] != "passed"]
-    for check in bad:
-        print(f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated", file=sys.stderr)
+    bad = list(failures(parts))
+    for line in bad:
+        print(line, file=sys.stderr)
+    if bad:
+        print(f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again", file=sys.stderr)
+    if not gpu.usable():
+        print("a kernel has broken the CUDA context: start again, and the other cells are measured", file=sys.stderr)
+        return GPU_LOST
     return 1 if bad else 0
 
 

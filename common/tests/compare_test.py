@@ -135,14 +135,34 @@ class Kept(unittest.TestCase):
             return {"benchmarks": [timing("ours", cell, "cold", 1e-6)], "checks": [], "absent": [{"variant": "apex", "cell": cell.name, "reason": "not here"}]}
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            parts, left_out = compare.run_cells(cells, Path(folder), work, 1.5, lambda: clock[0])
+            parts, left_out = compare.run_cells(cells, Path(folder), work, 1.5, now=lambda: clock[0])
             self.assertEqual((worked, len(parts), left_out), ([1, 2], 2, True))
-            parts, left_out = compare.run_cells(cells, Path(folder), work, None, lambda: clock[0])
+            parts, left_out = compare.run_cells(cells, Path(folder), work, None, now=lambda: clock[0])
             self.assertEqual((worked, len(parts), left_out), ([1, 2, 3, 4], 4, False))
         joined = compare.joined({"gpu": "x"}, parts)
         self.assertEqual(len(joined["benchmarks"]), 4)
         self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": 4, "first": cells[0].name}])
 
+    def test_stops_where_the_gpu_is_lost(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3)]
+        worked: list[int] = []
+
+        def work(cell: Cell) -> dict[str, Any]:
+            worked.append(cell.rows)
+            return {"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cell.name, "reason": "an illegal address"}]}
+
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            parts, left_out = compare.run_cells(cells, Path(folder), work, None, usable=lambda: len(worked) < 2)
+            self.assertEqual((worked, len(parts), left_out), ([1, 2], 2, True))
+            parts, left_out = compare.run_cells(cells, Path(folder), work, None)
+            self.assertEqual((worked, left_out), ([1, 2, 3], False))
+
+    def test_no_failure_goes_unsaid(self) -> None:
+        check = {"variant": "ours", "cell": "b", "verdict": "failed", "largest_error": 2.5}
+        parts = [{"checks": [check, check | {"variant": "apex"}, check | {"verdict": "passed"}],
+                  "absent": [{"variant": "all", "cell": "a", "reason": "ValueError: no"}, {"variant": "all", "cell": "c", "reason": compare.NO_ROOM},
+                             {"variant": "apex", "cell": "a", "reason": "not here"}]}]
+        self.assertEqual(list(compare.failures(parts)), ["a ended early: ValueError: no", "our own result is off at b: 2.5 times what is tolerated"])
 
     def test_leaves_others_what_they_are_at(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2)]
@@ -343,6 +363,26 @@ class Contenders(unittest.TestCase):
         for cols, fewest in ((50, 1), (2048, 1), (4097, 4), (12289, 8), (262144, 32)):
             left = self.contenders._with_warps_enough(configs, {"N": cols}, BLOCK_N=cols)
             self.assertEqual([config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols)
+
+    def test_what_is_raised_ends_the_cell_alone(self) -> None:
+        import torch.nn.functional as F
+
+        calls: list[int] = []
+
+        def tires(p: Any) -> Any:
+            calls.append(1)
+            if len(calls) > compare.FIRST_CALLS:
+                raise ValueError("no more")
+            return F.layer_norm(p.x, (p.cols,), p.gamma, p.beta, self.contenders.EPS)
+
+        cell = Cell("layernorm_forward", "fp32", 4, 64)
+        for name in ("liger", "ours"):
+            calls.clear()
+            with mock.patch.dict(self.contenders.CONTENDERS, {name: tires}), contextlib.redirect_stderr(io.StringIO()) as printed:
+                found = compare.measure(cell, sorted({"ours", name}), 3, FakeGpu())
+            self.assertEqual(found["absent"], [{"variant": "all", "cell": cell.name, "reason": "ValueError: no more"}])
+            self.assertIn("Traceback", printed.getvalue())
+            self.assertEqual(found["benchmarks"], [])
 
     def test_a_wrong_contender_is_not_timed(self) -> None:
         import torch
