@@ -384,6 +384,43 @@ class Contenders(unittest.TestCase):
             self.assertIn("Traceback", printed.getvalue())
             self.assertEqual(found["benchmarks"], [])
 
+    def test_the_autotuner_gives_a_backward_pass_more_threads(self) -> None:
+        configs = [SimpleNamespace(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
+        for cols, fewest in ((50, 1), (1024, 1), (2048, 2), (4097, 8), (12289, 16), (262144, 32)):
+            left = self.contenders._with_warps_enough(configs, {"N": cols, "DY": None}, BLOCK_N=cols)
+            self.assertEqual([config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols)
+
+    def test_a_library_is_imported_once(self) -> None:
+        with mock.patch("importlib.import_module", return_value=SimpleNamespace()) as imports:
+            self.contenders._imported.cache_clear()
+            first, second = (self.contenders._imported("some.library") for _ in range(2))
+            self.contenders._imported.cache_clear()
+        self.assertIs(first, second)
+        imports.assert_called_once()
+
+    def test_a_module_is_made_before_what_is_timed(self) -> None:
+        import torch
+
+        made: list[int] = []
+
+        def kind(cols: int, eps: float, device: Any, dtype: Any) -> Any:
+            made.append(cols)
+            return torch.nn.LayerNorm(cols, eps, device=device, dtype=dtype)
+
+        problem = self.contenders.make_problem("layernorm_forward", torch.float32, 4, 64, "cpu")
+        with mock.patch.object(self.contenders, "_imported", return_value=SimpleNamespace(LayerNorm=kind)):
+            call, _ = self.contenders.prepare("transformer-engine", problem)
+            outputs = [call() for _ in range(3)]
+        self.assertEqual(made, [64])
+        torch.testing.assert_close(outputs[2], self.contenders.pytorch(problem))
+
+    def test_names_what_is_missing(self) -> None:
+        def absent(name: str) -> Any:
+            raise self.contenders.Unavailable(f"{name} cannot be imported: ModuleNotFoundError: none")
+
+        with mock.patch.object(self.contenders, "_imported", absent):
+            self.assertEqual([reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED))
+
     def test_a_wrong_contender_is_not_timed(self) -> None:
         import torch
 

@@ -7,6 +7,7 @@ timed with the gradient that its users get. A library that cannot be imported is
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -161,16 +162,23 @@ def flash_attention(problem: Problem) -> Any:
     p = problem
     if p.operation.startswith("batchnorm"):
         raise Unavailable("it has no such function")
+    return _flash_attention_norm()(p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None, is_rms_norm="rmsnorm" in p.operation)
+
+
+@functools.cache
+def _flash_attention_norm() -> Callable[..., Any]:
     module = _imported("flash_attn.ops.triton.layer_norm")
     for kernel in (module._layer_norm_fwd_1pass_kernel, module._layer_norm_bwd_kernel):
         kernel.early_config_prune = _with_warps_enough
-    return module.layer_norm_fn(p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None, is_rms_norm="rmsnorm" in p.operation)
+    return module.layer_norm_fn
 
 
 def _with_warps_enough(configs: list[Any], arguments: dict[str, Any], **_: Any) -> list[Any]:
     """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread, of several
-    tensors in float32, fit into no registers: such kernels take the compiler minutes, and spill."""
-    return [config for config in configs if arguments["N"] <= 64 * 32 * config.num_warps] or configs[-1:]
+    tensors in float32, fit into no registers: such kernels take the compiler minutes, and spill. The backward kernel holds
+    twice as many tensors."""
+    most = 32 if "DY" in arguments else 64
+    return [config for config in configs if arguments["N"] <= most * 32 * config.num_warps] or configs[-1:]
 
 
 def quack(problem: Problem) -> Any:
@@ -190,12 +198,18 @@ def transformer_engine(problem: Problem) -> Any:
     module = _imported("transformer_engine.pytorch")
     match forward_of(p.operation):
         case "layernorm_forward":
-            norm = module.LayerNorm(p.cols, eps=EPS, device=p.x.device, dtype=p.x.dtype)
+            norm = _made(module.LayerNorm, p.cols, p.x.device, p.x.dtype)
         case "rmsnorm_forward":
-            norm = module.RMSNorm(p.cols, eps=EPS, device=p.x.device, dtype=p.x.dtype)
+            norm = _made(module.RMSNorm, p.cols, p.x.device, p.x.dtype)
         case _:
             raise Unavailable("it has no such function")
     return _with_parameters(norm, p)
+
+
+@functools.lru_cache(maxsize=1)
+def _made(kind: Callable[..., Any], cols: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """The module, made at a cell's first call and not in those that are timed."""
+    return kind(cols, eps=EPS, device=device, dtype=dtype)
 
 
 def apex(problem: Problem) -> Any:
@@ -214,11 +228,26 @@ def _with_parameters(norm: Any, problem: Problem) -> Tensor:
     return torch.func.functional_call(norm, given, (problem.x,))
 
 
+@functools.cache
 def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a library of another version fails in its own way
         raise Unavailable(f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+
+
+EXPECTED = ("liger_kernel.ops.layer_norm", "flash_attn.ops.triton.layer_norm", "quack")  # in a run whose results are published
+
+
+def missing() -> list[str]:
+    """What is wrong with each of the expected libraries that cannot be imported."""
+    reasons = []
+    for name in EXPECTED:
+        try:
+            _imported(name)
+        except Unavailable as error:
+            reasons.append(str(error))
+    return reasons
 
 
 CONTENDERS: dict[str, Norm] = {
