@@ -5,7 +5,7 @@
     ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
     ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
     CUDA_VISIBLE_DEVICES=1 ./worklog compare --full     at the same time as others, on a GPU of its own: they share the cells
-    ./worklog compare --list           the cells, and which libraries are here
+    ./worklog compare --list           the cells, and how they are timed
 
 A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are held
 against float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who begins
@@ -47,6 +47,7 @@ NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
 
+NO_NATIVE = "the package's C++ part is not built (python -m normworklog.torch.build makes it), and our calls cost the host more without it"
 EVERYONE = "all"  # the contender of an absence that ended a cell
 NO_ROOM = "does not fit the device"
 GPU_LOST = 3  # exit code
@@ -81,7 +82,8 @@ class Gpu:
     """Measurements on the current CUDA device."""
 
     device = "cuda"
-    AHEAD = 800_000  # cycles that the GPU sleeps before a call, so that the host has launched all of it by then
+    # Cycles that the GPU sleeps before a call, so that the host has launched all of it by then; a backward pass is more to launch.
+    AHEAD, AHEAD_OF_BACKWARD = 800_000, 2_000_000
     IN_A_GRAPH = 20
     STEPS, SECONDS = 30, 0.008  # of a sample by the host's clock: at most so many, and no more than fill so long
 
@@ -89,6 +91,7 @@ class Gpu:
         import torch
 
         self.torch = torch
+        self.ahead = self.AHEAD
         properties = torch.cuda.get_device_properties(0)
         # PyTorch runs a backward pass on the stream of its forward pass, and the default stream cannot be captured.
         self.stream = torch.cuda.Stream()
@@ -110,7 +113,7 @@ class Gpu:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if before:
             before()
-        torch.cuda._sleep(self.AHEAD)
+        torch.cuda._sleep(self.ahead)
         begin.record()
         call()
         end.record()
@@ -261,6 +264,7 @@ def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, 
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
     problem = make_problem(cell.operation, dtype, cell.rows, cell.cols, gpu.device)
+    gpu.ahead = gpu.AHEAD_OF_BACKWARD if problem.gradients else gpu.AHEAD
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
     calls: dict[str, Callable[[], Any]] = {}
     steps: dict[str, Callable[[], Any]] = {}
@@ -326,6 +330,10 @@ def command_output(*command: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def clocks() -> str:
+    return command_output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")
+
+
 def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
     import importlib.metadata
 
@@ -341,7 +349,7 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
     return {
         "gpu": gpu,
         "gpu_short": gpu.lower().removeprefix("nvidia ").removeprefix("geforce ").replace(" ", ""),
-        "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0:1],
+        "driver": (command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines() or ["unknown"])[0],
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": command_output("git", "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "unknown"),
         "dirty": "true" if command_output("git", "status", "--porcelain", "--untracked-files=no") else "false",
@@ -349,8 +357,18 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
         "library": hashlib.sha256(library.read_bytes()).hexdigest(),
         "software": versions,
         "contenders": list(names),
-        "clocks_before": command_output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader"),
+        "clocks_before": clocks(),
     }
+
+
+def fingerprint(context: dict[str, Any], native: Path | None) -> str:
+    """Of all that cells kept together have in common: the GPU, the libraries, the contenders, and the code that measures and calls."""
+    here, package = Path(__file__).resolve().parent, ROOT / "common/library/python/normworklog"
+    files = [here / "compare.py", here / "cells.py", *sorted((here / "peers").glob("*.py")), *sorted(package.rglob("*.py")), *([native] if native else [])]
+    told = hashlib.sha256(json.dumps([context[key] for key in ("gpu", "library", "software", "contenders")]).encode())
+    for file in files:
+        told.update(hashlib.sha256(file.read_bytes()).digest())
+    return told.hexdigest()[:12]
 
 
 def joined(context: dict[str, Any], parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -384,9 +402,9 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
-              usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic) -> tuple[list[dict[str, Any]], bool]:
-    """Each cell's document, from `folder` where it was measured before; and whether some are not there, since time ran out,
-    another process is at them, or the GPU could not be used after a cell."""
+              usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic) -> bool:
+    """Measures the cells that `folder` does not have yet. True where some are not there at the end: time ran out, another process is
+    at them, or the GPU could not be used after a cell."""
     begun, late = now(), False
     for number, cell in enumerate(cells, 1):
         path = kept_in(folder, cell)
@@ -398,8 +416,12 @@ def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[s
                 print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
                 write_json(path, work(cell))
                 late = not usable()
-    there = [path for cell in cells if (path := kept_in(folder, cell)).is_file()]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in there], len(there) < len(cells)
+    return not all(kept_in(folder, cell).is_file() for cell in cells)
+
+
+def kept(cells: Iterable[Cell], folder: Path) -> list[dict[str, Any]]:
+    """The documents of those that were measured."""
+    return [json.loads(path.read_text(encoding="utf-8")) for cell in cells if (path := kept_in(folder, cell)).is_file()]
 
 
 def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -413,14 +435,8 @@ def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
                 yield f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated"
 
 
-def compare(options: argparse.Namespace) -> int:
-    cells = [cell for cell in grid(options.full)
-             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)]
-    kind = "full" if options.full else "quick"
-    if options.list:
-        for cell in cells:
-            print(cell.name, *cell.modes)
-        return 0
+def ready(strict: bool) -> tuple[Path, Path | None]:
+    """The library and the package's C++ part. Raises ReportError where there is nothing to compare with, or less than `strict` asks for."""
     try:
         import torch
     except ImportError:
@@ -439,38 +455,53 @@ def compare(options: argparse.Namespace) -> int:
             raise ReportError(f"{_library.load().path} is a CPU build; ./worklog build --preset gpu makes one for this GPU")
     except normworklog.Error as error:
         raise ReportError(str(error)) from None
+    native = _native.load()
+    tell_missing(native is not None, strict)
+    return _library.load().path, Path(native.__file__) if native else None
+
+
+def tell_missing(has_native: bool, strict: bool) -> None:
+    """Prints what a comparison should have and this one has not; raises ReportError where `strict`."""
     import contenders
 
-    names = [name for name in contenders.NAMES if options.autotune or "max-autotune" not in name]
-    if options.full and not options.no_autotune:
-        names = list(contenders.NAMES)
-    calls = "C++" if _native.load() else "Python"
-    if calls == "Python":
-        print("the package's C++ part is not built (python -m normworklog.torch.build makes it): our calls cost the host more without it")
-    context = context_of(names, _library.load().path) | {"calls": calls}
-    context["driver"] = (context["driver"] or ["unknown"])[0]
+    missing = [*([] if has_native else [NO_NATIVE]), *contenders.missing()]
+    if missing and strict:
+        raise ReportError("not all is here that --strict asks for: " + "; ".join(missing))
+    for line in missing:
+        print(line)
+
+
+def compare(options: argparse.Namespace) -> int:
+    whole = grid(options.full)
+    cells = [cell for cell in whole
+             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)]
+    kind = "full" if options.full else "quick"
+    if options.list:
+        for cell in cells:
+            print(cell.name, *cell.modes)
+        return 0
+    library, native = ready(options.strict)
+    import contenders
+
+    names = [name for name in contenders.NAMES if options.autotune or (options.full and not options.no_autotune) or "max-autotune" not in name]
+    context = context_of(names, library) | {"calls": "C++" if native else "Python", "grid": kind}
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
     if kind == "quick" and not options.output and output.is_file() and json.loads(output.read_text(encoding="utf-8"))["context"].get("grid") == "full":
         raise ReportError(f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with --output my/compare.json")
-    fingerprint = hashlib.sha256(json.dumps([context["library"], context["software"], context["gpu"], calls, names]).encode()).hexdigest()[:12]
-    folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint}"
+    folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
     gpu = Gpu()
-
-    parts, left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
-    context |= {"grid": kind, "cells": len(parts), "cells_of_grid": len(cells), "clocks_after": command_output(
-        "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")}
-    document = joined(context, parts)
+    left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
+    parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
+    document = joined(context | {"cells": len(parts), "cells_of_grid": len(whole), "clocks_after": clocks()}, parts)
     write_json(output, document)
     for line in report(verdicts(document)):
         print(line)
-    print(f"{len(parts)} of {len(cells)} cells written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
+    print(f"{len(parts)} of {len(whole)} cells written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
     bad = list(failures(parts))
-    for line in bad:
-        print(line, file=sys.stderr)
     if bad:
-        print(f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again", file=sys.stderr)
+        print(*bad, f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again", sep="\n", file=sys.stderr)
     if not gpu.usable():
-        print("a kernel has broken the CUDA context: start again, and the other cells are measured", file=sys.stderr)
+        print("a kernel has broken the CUDA context: the same call, started again, measures the other cells", file=sys.stderr)
         return GPU_LOST
     return 1 if bad else 0
 
@@ -485,6 +516,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", action="append", default=[], choices=list(ELEMENT_BYTES), help="only this type (may be given more than once)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
     parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
+    parser.add_argument("--strict", action="store_true", help="end before anything is timed where the package's C++ part, Liger, flash-attention or quack is missing")
     parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")
     parser.add_argument("--output", type=Path, help="file to write, in the place of docs/compare/<gpu>.json")
     parser.add_argument("--work", type=Path, default=ROOT / "build/compare", help="folder for what was measured (default: build/compare)")

@@ -135,10 +135,11 @@ class Kept(unittest.TestCase):
             return {"benchmarks": [timing("ours", cell, "cold", 1e-6)], "checks": [], "absent": [{"variant": "apex", "cell": cell.name, "reason": "not here"}]}
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            parts, left_out = compare.run_cells(cells, Path(folder), work, 1.5, now=lambda: clock[0])
-            self.assertEqual((worked, len(parts), left_out), ([1, 2], 2, True))
-            parts, left_out = compare.run_cells(cells, Path(folder), work, None, now=lambda: clock[0])
-            self.assertEqual((worked, len(parts), left_out), ([1, 2, 3, 4], 4, False))
+            self.assertTrue(compare.run_cells(cells, Path(folder), work, 1.5, now=lambda: clock[0]))
+            self.assertEqual(worked, [1, 2])
+            self.assertFalse(compare.run_cells(cells, Path(folder), work, None, now=lambda: clock[0]))
+            self.assertEqual(worked, [1, 2, 3, 4])
+            parts = compare.kept(cells, Path(folder))
         joined = compare.joined({"gpu": "x"}, parts)
         self.assertEqual(len(joined["benchmarks"]), 4)
         self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": 4, "first": cells[0].name}])
@@ -152,10 +153,10 @@ class Kept(unittest.TestCase):
             return {"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cell.name, "reason": "an illegal address"}]}
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            parts, left_out = compare.run_cells(cells, Path(folder), work, None, usable=lambda: len(worked) < 2)
-            self.assertEqual((worked, len(parts), left_out), ([1, 2], 2, True))
-            parts, left_out = compare.run_cells(cells, Path(folder), work, None)
-            self.assertEqual((worked, left_out), ([1, 2, 3], False))
+            self.assertTrue(compare.run_cells(cells, Path(folder), work, None, usable=lambda: len(worked) < 2))
+            self.assertEqual((worked, len(compare.kept(cells, Path(folder)))), ([1, 2], 2))
+            self.assertFalse(compare.run_cells(cells, Path(folder), work, None))
+            self.assertEqual(worked, [1, 2, 3])
 
     def test_no_failure_goes_unsaid(self) -> None:
         check = {"variant": "ours", "cell": "b", "verdict": "failed", "largest_error": 2.5}
@@ -176,10 +177,24 @@ class Kept(unittest.TestCase):
             folder = Path(name) / "new"
             with compare.claimed(compare.kept_in(folder, cells[0])) as is_ours:
                 self.assertTrue(is_ours)
-                parts, left_out = compare.run_cells(cells, folder, work, None)
-            self.assertEqual((worked, len(parts), left_out), ([2], 1, True))
-            parts, left_out = compare.run_cells(cells, folder, work, None)
-            self.assertEqual((worked, len(parts), left_out), ([2, 1], 2, False))
+                self.assertTrue(compare.run_cells(cells, folder, work, None))
+            self.assertEqual((worked, len(compare.kept(cells, folder))), ([2], 1))
+            self.assertFalse(compare.run_cells(cells, folder, work, None))
+            self.assertEqual((worked, len(compare.kept(cells, folder))), ([2, 1], 2))
+
+
+    def test_is_kept_apart_by_what_measures_it(self) -> None:
+        context = {"gpu": "NVIDIA H200", "library": "a", "software": {"torch": "2.11"}, "contenders": ["ours", "torch"]}
+        with tempfile.TemporaryDirectory() as folder:
+            native = Path(folder) / "_native.so"
+            native.write_bytes(b"one")
+            told = [compare.fingerprint(context, None), compare.fingerprint(context, native), compare.fingerprint(context | {"contenders": ["ours"]}, native)]
+            native.write_bytes(b"two")
+            told.append(compare.fingerprint(context, native))
+            with mock.patch.object(Path, "read_bytes", return_value=b"another compare.py"):
+                told.append(compare.fingerprint(context, native))
+        self.assertEqual(len(set(told)), 5)
+        self.assertEqual(compare.fingerprint(context | {"date": "today"}, None), told[0])
 
 
 class Tables(unittest.TestCase):
@@ -281,6 +296,7 @@ class FakeGpu:
     """The CPU in the place of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the last."""
 
     device = "cpu"
+    AHEAD, AHEAD_OF_BACKWARD = compare.Gpu.AHEAD, compare.Gpu.AHEAD_OF_BACKWARD
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -308,7 +324,9 @@ class Contenders(unittest.TestCase):
         for operation in TENSORS:
             for dtype in ("fp32", "bf16"):
                 cell = Cell(operation, dtype, 32, 96)
-                found = compare.measure(cell, ["ours", "torch", "apex"], 3, FakeGpu())
+                gpu = FakeGpu()
+                found = compare.measure(cell, ["ours", "torch", "apex"], 3, gpu)
+                self.assertEqual(gpu.ahead, compare.Gpu.AHEAD_OF_BACKWARD if operation.endswith("backward") else compare.Gpu.AHEAD)
                 verdicts = {check["variant"]: check["verdict"] for check in found["checks"]}
                 self.assertEqual(verdicts, {"ours": "passed", "torch": "passed"}, f"{cell} {found['checks']}")
                 self.assertEqual([entry["variant"] for entry in found["absent"]], ["apex"])
@@ -413,6 +431,16 @@ class Contenders(unittest.TestCase):
             outputs = [call() for _ in range(3)]
         self.assertEqual(made, [64])
         torch.testing.assert_close(outputs[2], self.contenders.pytorch(problem))
+
+    def test_strict_ends_where_a_part_is_missing(self) -> None:
+        with mock.patch.object(self.contenders, "missing", return_value=["quack cannot be imported: ImportError: none"]):
+            with self.assertRaisesRegex(results.ReportError, "--strict.*C\\+\\+ part.*; quack cannot"):
+                compare.tell_missing(False, True)
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                compare.tell_missing(True, False)
+        self.assertEqual(printed.getvalue(), "quack cannot be imported: ImportError: none\n")
+        with mock.patch.object(self.contenders, "missing", return_value=[]):
+            compare.tell_missing(True, True)
 
     def test_names_what_is_missing(self) -> None:
         def absent(name: str) -> Any:
