@@ -10,12 +10,13 @@ STAGE = "compare"  # stands where a stage's name does in the names of the timing
 OURS, COPY = "ours", "copy"
 TENSORS = {  # tensors of the cell's size that must be read or written once
     "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4, "layernorm_backward": 3,
-    "rmsnorm_backward": 3, "add_layernorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2, "batchnorm_backward": 3,
+    "rmsnorm_backward": 3, "add_layernorm_backward": 4, "add_rmsnorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2,
+    "batchnorm_backward": 3,
 }
 STAGE_OF = {"layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_residual", "add_layernorm_forward": "06_fused_residual",
             "add_rmsnorm_forward": "06_fused_residual", "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
-            "add_layernorm_backward": "07_backward", "batchnorm_train": "08_batchnorm", "batchnorm_inference": "08_batchnorm",
-            "batchnorm_backward": "08_batchnorm"}
+            "add_layernorm_backward": "07_backward", "add_rmsnorm_backward": "07_backward", "batchnorm_train": "08_batchnorm",
+            "batchnorm_inference": "08_batchnorm", "batchnorm_backward": "08_batchnorm"}
 SMALL_BYTES = 16 * 2**20  # of a tensor: below it a launch takes as long as the kernel
 MODES = ("cold", "warm", "graph", "python")
 
@@ -68,10 +69,10 @@ def grid(full: bool) -> list[Cell]:
         cells += [Cell(operation, "fp32", 65536, 256) for operation in ("batchnorm_train", "batchnorm_backward")]
         return cells
     for dtype in ("bf16", "fp32", "fp16"):
-        for cols in COLS + ODD_COLS:
-            cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for operation in rows_operations]
-        cells += [Cell(operation, dtype, rows, cols) for rows, cols in FEW_ROWS for operation in rows_operations]
+        cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for cols in COLS for operation in rows_operations]
         cells += [Cell(operation, dtype, rows, cols) for rows, cols in BATCHES for operation in batch_operations]
+        cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for cols in ODD_COLS for operation in rows_operations]
+        cells += [Cell(operation, dtype, rows, cols) for rows, cols in FEW_ROWS for operation in rows_operations]
     return list(dict.fromkeys(cells))
 
 

@@ -57,6 +57,13 @@ class Grid(unittest.TestCase):
         self.assertNotIn("graph", Cell("layernorm_forward", "fp32", 65536, 4096).modes)
         self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in grid(False)))
 
+    def test_batchnorm_comes_before_the_odd_widths(self) -> None:
+        cells = grid(True)
+        batch = [i for i, cell in enumerate(cells) if cell.operation.startswith("batchnorm") and cell.dtype == "bf16"]
+        odd = [i for i, cell in enumerate(cells) if cell.cols == 4097 and cell.dtype == "bf16"]
+        self.assertLess(max(batch), min(odd))
+        self.assertLess(max(i for i, cell in enumerate(cells) if cell.dtype == "bf16"), min(i for i, cell in enumerate(cells) if cell.dtype == "fp32"))
+
     def test_can_be_narrowed(self) -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
