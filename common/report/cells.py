@@ -8,6 +8,7 @@ from results import ELEMENT_BYTES
 
 STAGE = "compare"  # stands where a stage's name does in the names of the timings
 OURS, COPY = "ours", "copy"
+EVERYONE = "all"  # the contender of an absence that ended a cell
 TENSORS = {  # tensors of the cell's size that must be read or written once
     "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4, "layernorm_backward": 3,
     "rmsnorm_backward": 3, "add_layernorm_backward": 4, "add_rmsnorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2,

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import source_hash
-from cells import COPY, OURS, STAGE, STAGE_OF, TENSORS, Cell, grid
+from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, grid
 from programs import shown, write_json
 from results import ELEMENT_BYTES, ROOT, ReportError
 from rivals import report, verdicts
@@ -48,7 +48,6 @@ NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare
   ./worklog charts    draws the charts of the committed results"""
 
 NO_NATIVE = "the package's C++ part is not built (python -m normworklog.torch.build makes it), and our calls cost the host more without it"
-EVERYONE = "all"  # the contender of an absence that ended a cell
 NO_ROOM = "does not fit the device"
 GPU_LOST = 3  # exit code
 

@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import source_hash
-from cells import COPY, OURS, STAGE_OF, Cell, cell_of
-from results import ReportError
+from cells import COPY, EVERYONE, MODES, OURS, SMALL_BYTES, STAGE_OF, TENSORS, Cell, cell_of
+from results import ELEMENT_BYTES, PEER_LABELS, ReportError
 
 if TYPE_CHECKING:
     from tables import Place, Table
 
 LEVEL = 0.02  # times that differ by less are level: medians of two runs of one kernel differ by as much
+LONG = 20  # lines of a table, from which on it is folded
+AUTOTUNE = "torch.compile max-autotune"
+NOISY = "from Python, and between events on tensors of up to 16 MiB,"
+SUMMARY_NOTE = (f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half of the larger spread. "
+                "*Wrong*: results of other libraries that were off, and so were not timed")
+LOST_NOTE = f"Cells where another library is faster by more than 2 %, and {NOISY} by more than half of the larger spread"
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Verdict:
     rival: str
     rival_seconds: float
     share_of_copy: float | None
+    spread: float
+    rival_spread: float
 
     @property
     def ahead(self) -> float:
@@ -36,13 +44,27 @@ class Verdict:
         return self.rival_seconds / self.seconds
 
     @property
+    def noise(self) -> float:
+        """Seconds that the two may differ by without a meaning. The host's clock counts whatever else the host did, and events
+        are tenths of a microsecond off, which a small kernel shows."""
+        noisy = self.mode == "python" or (self.mode in ("cold", "warm") and self.cell.tensor_bytes <= SMALL_BYTES)
+        return max(self.seconds * self.spread, self.rival_seconds * self.rival_spread) / 2 if noisy else 0.0
+
+    @property
     def outcome(self) -> str:
-        return "lost" if self.ahead < 1 - LEVEL else "won" if self.ahead > 1 + LEVEL else "level"
+        if abs(self.ahead - 1) <= LEVEL or abs(self.rival_seconds - self.seconds) <= self.noise:
+            return "level"
+        return "won" if self.ahead > 1 else "lost"
+
+
+def wrong_results(document: dict[str, Any]) -> set[tuple[str, str]]:
+    """(contender, cell's name)"""
+    return {(entry["variant"], entry["cell"]) for entry in document.get("checks", []) if entry["verdict"] != "passed"}
 
 
 def verdicts(document: dict[str, Any]) -> list[Verdict]:
     """One for each cell and mode that we and at least one other have a right result in."""
-    wrong = {(entry["variant"], entry["cell"]) for entry in document.get("checks", []) if entry["verdict"] != "passed"}
+    wrong = wrong_results(document)
     by_cell: dict[tuple[Cell, str], dict[str, dict[str, Any]]] = {}
     for entry in document["benchmarks"]:
         variant, cell, mode = cell_of(entry["name"])
@@ -54,8 +76,9 @@ def verdicts(document: dict[str, Any]) -> list[Verdict]:
         if OURS not in entries or not others:
             continue
         rival = min(others, key=lambda name: others[name]["median_seconds"])
-        ours = entries[OURS]
-        found.append(Verdict(cell, mode, ours["median_seconds"], rival, others[rival]["median_seconds"], ours.get("share_of_copy")))
+        ours, best = entries[OURS], others[rival]
+        found.append(Verdict(cell, mode, ours["median_seconds"], rival, best["median_seconds"], ours.get("share_of_copy"),
+                             ours.get("spread", 0.0), best.get("spread", 0.0)))
     return found
 
 
@@ -71,10 +94,11 @@ def report(found: Sequence[Verdict]) -> Iterator[str]:
 
 
 def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
-    groups: dict[tuple[str, str], list[Verdict]] = {}
+    """By operation and way of timing, each in the order in which they are named."""
+    groups: dict[tuple[str, str], list[Verdict]] = {(operation, mode): [] for operation in TENSORS for mode in MODES}
     for verdict in found:
-        groups.setdefault((verdict.cell.operation, verdict.mode), []).append(verdict)
-    return groups
+        groups[verdict.cell.operation, verdict.mode].append(verdict)
+    return {key: group for key, group in groups.items() if group}
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------------
@@ -91,38 +115,102 @@ def read(place: Place) -> tuple[Path, dict[str, Any] | None]:
 
 
 def against_peers(place: Place) -> Table:
-    """Us against the best peer. show=summary: a line for each operation and way of timing; show=lost: the cells where we lose."""
-    from figures import percent, significant
-    from tables import MISSING, Table, caption, dagger, markdown_table, source_note
-    from results import PEER_LABELS, ResultFile
+    """Us against the best peer. show=summary: a line for each operation and way of timing; show=lost: the cells where we lose.
+    operation, dtype and mode choose; limit=15 ends the lost ones after so many."""
+    from tables import Table
 
     path, document = read(place)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
+    for option, known in (("operation", TENSORS), ("dtype", ELEMENT_BYTES), ("mode", MODES), ("show", ("summary", "lost"))):
+        for word in place.chosen(option):
+            if word not in known:
+                raise ReportError(f"{option} is '{word}'; it must be of {', '.join(known)}")
+    of_operations = [v for v in verdicts(document) if v.cell.operation in (place.chosen("operation") or TENSORS)]
+    found = [v for v in of_operations if v.cell.dtype in (place.chosen("dtype") or ELEMENT_BYTES) and v.mode in (place.chosen("mode") or MODES)]
+    if not found:
+        return Table("*Nothing was compared yet.*", False)
     old = stale_operations(document, place.repository.root)
-    chosen = place.chosen("operation")
-    found = [v for v in verdicts(document) if not chosen or v.cell.operation in chosen]
-    show = place.option("show", "summary")
-    if show not in ("summary", "lost"):
-        raise ReportError(f"show is '{show}'; it must be summary or lost")
-    label = lambda name: PEER_LABELS.get(name, name)  # noqa: E731
-    where = lambda v: f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"  # noqa: E731
-    if show == "lost":
-        head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours is"]
-        lines = [[dagger(f"`{v.cell.operation}`", v.cell.operation in old), where(v), v.mode, significant(v.seconds * 1e6),
-                  percent(v.share_of_copy) if v.share_of_copy else MISSING, label(v.rival), significant(v.rival_seconds * 1e6), f"{v.ahead:.2f}x as fast"]
-                 for v in sorted(found, key=lambda v: v.ahead) if v.outcome == "lost"]
-    else:
-        head = ["operation", "timing", "cells", "won", "level", "lost", "median", "best", "worst", "worst at", "against"]
-        lines = []
-        for (operation, mode), group in grouped(found).items():
-            outcomes, ahead, worst = [v.outcome for v in group], [v.ahead for v in group], min(group, key=lambda v: v.ahead)
-            lines.append([dagger(f"`{operation}`", operation in old), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
-                          *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], where(worst), label(worst.rival)])
-    note = "How many times as fast as the fastest other library in that cell; *level* is within 2 %"
-    note = note if show == "summary" else "Cells where another library is more than 2 % faster"
-    stale = any(v.cell.operation in old for v in found)
+    if place.option("show", "summary") == "summary":
+        return with_source(place, path, document, summary_lines(found, wrong_results(document), old), [SUMMARY_NOTE, *left_out(document)], found, old)
+    limit = place.option("limit", str(len(found)))
+    if not limit.isdecimal():
+        raise ReportError(f"limit is '{limit}'; it must be a number")
+    lost = sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead)
+    shown = lost[:int(limit)]
+    more = sum(v.outcome == "lost" for v in of_operations) - len(shown)
+    all_of_them = place.link(place.repository.root / "docs" / "compare.md")
+    notes = [LOST_NOTE, f"{more} more, of all ways of timing, are in {all_of_them}" if more else ""]
+    return with_source(place, path, document, lost_lines(shown, old), notes, shown, old)
+
+
+def with_source(place: Place, path: Path, document: dict[str, Any], text: str, notes: Sequence[str], shown: Sequence[Verdict], old: set[str]) -> Table:
+    from results import ResultFile
+    from tables import Table, caption, source_note
+
+    stale = any(v.cell.operation in old for v in shown)
     source = ResultFile(path, {key: str(value) for key, value in document["context"].items()}, (), ())
-    if not lines:
-        return Table("*No cell is lost.*" + caption([*source_note(place, [source])], False), False)
-    return Table(markdown_table(head, lines, 2) + caption([note, *source_note(place, [source])], stale), stale)
+    return Table(text + caption([*notes, *source_note(place, [source])], stale), stale)
+
+
+def label(name: str) -> str:
+    return PEER_LABELS.get(name, name)
+
+
+def case(v: Verdict) -> str:
+    return f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"
+
+
+def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], old: set[str]) -> str:
+    from tables import dagger, markdown_table
+
+    head = ["operation", "timing", "cells", "won", "level", "lost", "median", "best", "worst", "worst at", "against", "wrong"]
+    lines = []
+    for (operation, mode), group in grouped(found).items():
+        outcomes, ahead, worst = [v.outcome for v in group], [v.ahead for v in group], min(group, key=lambda v: v.ahead)
+        names = {v.cell.name for v in group}
+        lines.append([dagger(f"`{operation}`", operation in old), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
+                      *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], case(worst), label(worst.rival),
+                      str(sum(cell in names for _, cell in wrong))])
+    return markdown_table(head, lines, 2)
+
+
+def lost_lines(lost: Sequence[Verdict], old: set[str]) -> str:
+    """A table; folded into one for each operation where it is long."""
+    from figures import percent, significant
+    from tables import MISSING, dagger, markdown_table
+
+    head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours is"]
+
+    def table(some: Sequence[Verdict]) -> str:
+        return markdown_table(head, [
+            [dagger(f"`{v.cell.operation}`", v.cell.operation in old), case(v), v.mode, significant(v.seconds * 1e6),
+             percent(v.share_of_copy) if v.share_of_copy else MISSING, label(v.rival), significant(v.rival_seconds * 1e6), f"{v.ahead:.2f}x as fast"]
+            for v in some], 2)
+
+    if not lost:
+        return "*No cell is lost.*"
+    if len(lost) <= LONG:
+        return table(lost)
+    by_operation = {operation: [v for v in lost if v.cell.operation == operation] for operation in TENSORS}
+    return "\n\n".join(f"<details>\n<summary><code>{operation}</code>: {len(some)} of the lost cells</summary>\n\n{table(some)}\n\n</details>"
+                       for operation, some in by_operation.items() if some)
+
+
+def left_out(document: dict[str, Any]) -> Iterator[str]:
+    """Sentences on what the summary does not say: who was not there, and which cells are not."""
+    context, absent = document["context"], document["absent"]
+    if context.get("cells") != context.get("cells_of_grid"):
+        yield f"{context['cells']} of {context['cells_of_grid']} cells were measured"
+    timed = {cell_of(entry["name"])[0] for entry in document["benchmarks"]}
+    not_here = dict.fromkeys(label(entry["variant"]) for entry in absent if "cannot be imported" in entry["reason"] and entry["variant"] not in timed)
+    if not_here:
+        yield f"Not there, since they could not be imported: {', '.join(not_here)}"
+    if AUTOTUNE not in context.get("contenders", [AUTOTUNE]):
+        yield "Inductor's max-autotune was not asked for"
+    ended = sum(entry["cells"] for entry in absent if entry["variant"] == EVERYONE)
+    if ended:
+        yield f"{ended} cells ended early"
+    ours_off = sum(variant == OURS for variant, _ in wrong_results(document))
+    if ours_off:
+        yield f"In {ours_off} cells our own result was off, and they are not counted"

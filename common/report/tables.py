@@ -693,7 +693,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "traffic": (traffic, ENTRY_OPTIONS | {"mib"}),
     "counting": (counting, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
-    "compare": (compare, {"gpu", "operation", "show"}),
+    "compare": (compare, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

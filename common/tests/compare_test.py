@@ -32,8 +32,8 @@ from cells import COLS, MODES, TENSORS, Cell, grid
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
 
 
-def timing(variant: str, cell: Cell, mode: str, seconds: float) -> dict[str, Any]:
-    return {"name": f"compare/{variant}/{cell.name}/{mode}", "median_seconds": seconds, "share_of_copy": 0.9}
+def timing(variant: str, cell: Cell, mode: str, seconds: float, spread: float = 0.0) -> dict[str, Any]:
+    return {"name": f"compare/{variant}/{cell.name}/{mode}", "median_seconds": seconds, "share_of_copy": 0.9, "spread": spread}
 
 
 def document(entries: list[dict[str, Any]], checks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -114,6 +114,20 @@ class Ahead(unittest.TestCase):
     def test_level_and_lost(self) -> None:
         for seconds, outcome in ((10.1e-6, "level"), (9.9e-6, "level"), (9e-6, "lost"), (11e-6, "won")):
             found = rivals.verdicts(document([timing("ours", CELL, "warm", 10e-6), timing("torch", CELL, "warm", seconds)]))
+            self.assertEqual(found[0].outcome, outcome)
+
+    def test_noise_is_level(self) -> None:
+        """5 % behind, with spreads of 3 % and 12 %: that is less than half of the larger. From a graph, and of a large tensor, it counts."""
+        large = Cell("layernorm_forward", "bf16", 65536, 4096)
+        for cell, mode, outcome in ((CELL, "python", "level"), (CELL, "cold", "level"), (CELL, "warm", "level"), (CELL, "graph", "lost"),
+                                    (large, "python", "level"), (large, "cold", "lost")):
+            for spreads in ((0.03, 0.12), (0.12, 0.03)):
+                found = rivals.verdicts(document([timing("ours", cell, mode, 10e-6, spreads[0]), timing("torch", cell, mode, 9.5e-6, spreads[1])]))
+                self.assertEqual(found[0].outcome, outcome, (cell, mode, spreads))
+
+    def test_more_than_noise_counts(self) -> None:
+        for seconds, outcome in ((9e-6, "lost"), (11e-6, "won")):
+            found = rivals.verdicts(document([timing("ours", CELL, "python", 10e-6, 0.1), timing("torch", CELL, "python", seconds, 0.1)]))
             self.assertEqual(found[0].outcome, outcome)
 
     def test_a_wrong_result_wins_nothing(self) -> None:
@@ -221,12 +235,59 @@ class Tables(unittest.TestCase):
         wide = Cell("layernorm_forward", "bf16", 64, 65536)
         content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6), timing("ours", wide, "cold", 10e-6),
                             timing("torch.compile", wide, "cold", 8e-6)])
-        self.assertIn("| `layernorm_forward` | cold | 2 | 1 | 0 | 1 | 1.40x | 2.00x | 0.80x | bf16, 64 x 65536 | Inductor |", self.table(content).replace("†", ""))
+        self.assertIn("| `layernorm_forward` | cold | 2 | 1 | 0 | 1 | 1.40x | 2.00x | 0.80x | bf16, 64 x 65536 | Inductor | 0 |", self.table(content).replace("†", ""))
         lost = self.table(content, show="lost")
         self.assertIn("bf16, 64 x 65536 | cold | 10.0 | 90.0 % | Inductor | 8.00 | 0.80x as fast", lost)
         self.assertNotIn("1024 x 4096", lost)
         with self.assertRaises(results.ReportError):
             self.table(content, show="won")
+
+    def test_the_summary_is_in_the_order_of_operations_and_timings(self) -> None:
+        cells = [Cell(operation, "bf16", 64, 4096) for operation in ("rmsnorm_backward", "layernorm_forward")]
+        content = document([timing(name, cell, mode, 10e-6) for cell in cells for mode in ("python", "graph", "cold") for name in ("ours", "torch")])
+        lines = [line.split(" | ")[:2] for line in self.table(content).splitlines()[2:8]]
+        self.assertEqual([" ".join(line) for line in lines], [f"| `{operation}` {mode}" for operation in ("layernorm_forward", "rmsnorm_backward")
+                                                              for mode in ("cold", "graph", "python")])
+
+    def test_chooses_types_and_timings(self) -> None:
+        single = Cell("layernorm_forward", "fp32", 64, 4096)
+        content = document([timing(name, cell, mode, seconds) for cell in (CELL, single) for mode in ("cold", "graph")
+                            for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
+        self.assertIn("| cold | 1 |", self.table(content, dtype="fp32"))
+        self.assertIn("| cold | 2 |", self.table(content))
+        lost = self.table(content, show="lost", mode="graph", dtype="fp32")
+        self.assertEqual(lost.count("as fast |"), 1)
+        self.assertIn("3 more, of all ways of timing, are in [compare.md](compare.md)", lost)
+        for options in ({"mode": "hot"}, {"dtype": "int8"}, {"operation": "softmax"}, {"show": "lost", "limit": "few"}):
+            with self.assertRaises(results.ReportError):
+                self.table(content, **options)
+
+    def test_long_tables_are_folded_or_end(self) -> None:
+        cells = [Cell(operation, "bf16", rows, 4096) for operation in ("layernorm_forward", "rmsnorm_forward") for rows in range(1, 15)]
+        content = document([timing(name, cell, "cold", seconds) for cell in cells for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
+        text = self.table(content, show="lost")
+        self.assertEqual((text.count("<details>"), text.count("as fast |")), (2, 28))
+        self.assertIn("<summary><code>rmsnorm_forward</code>: 14 of the lost cells</summary>", text)
+        self.assertNotIn(" more, of all", text)
+        text = self.table(content, show="lost", limit="15")
+        self.assertEqual((text.count("<details>"), text.count("as fast |")), (0, 15))
+        self.assertIn("13 more,", text)
+
+    def test_an_operation_without_cells(self) -> None:
+        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)])
+        self.assertEqual(self.table(content, show="lost", operation="batchnorm_train"), "*Nothing was compared yet.*")
+
+    def test_says_who_was_left_out(self) -> None:
+        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)],
+                           [{"variant": "liger", "cell": CELL.name, "verdict": "failed"}, {"variant": "ours", "cell": "another", "verdict": "failed"}])
+        content["context"] |= {"contenders": ["ours", "torch", "liger", "apex"], "cells": 2, "cells_of_grid": 9}
+        content["absent"] = [{"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": 1, "first": CELL.name},
+                             {"variant": "all", "reason": "ValueError: no", "cells": 3, "first": "another"}]
+        text = self.table(content)
+        self.assertIn("| PyTorch | 1 |", text)
+        for sentence in ("2 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ", "Inductor's max-autotune was not asked for. ",
+                         "3 cells ended early. ", "In 1 cells our own result was off"):
+            self.assertIn(sentence, text)
 
     def test_no_cell_is_lost(self) -> None:
         content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)])
