@@ -33,6 +33,7 @@ import drawings
 from figures import percent, significant, size_of
 from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
+from rivals import Verdict
 from tables import BASELINES, case_of, showcase
 
 try:
@@ -41,7 +42,7 @@ try:
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 except ImportError as error:
@@ -672,7 +673,6 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
         return
     error = check.max_ulp_error
     color = colors(1.0) if error is None else colors(float(norm(max(error, norm.vmin))))
-    dark = sum(weight * channel for weight, channel in zip((0.299, 0.587, 0.114), color)) < 0.5
     ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK, linewidth=0 if check.right else 1.3))
     if not check.ran:
         text = "no run"
@@ -684,7 +684,12 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
     else:
         text = significant(error, 2)
     mark = "" if check.right else " ✗"
-    ax.text(col, row, text + mark, ha="center", va="center", fontsize=8.5, color="#ffffff" if dark else INK)
+    ax.text(col, row, text + mark, ha="center", va="center", fontsize=8.5, color=ink_on(color))
+
+
+def ink_on(color: Sequence[float]) -> str:
+    dark = sum(weight * channel for weight, channel in zip((0.299, 0.587, 0.114), color)) < 0.5
+    return "#ffffff" if dark else INK
 
 
 # Arithmetic for each element, counted from the formulas: a sum's addition is one, a multiplication and an addition are two.
@@ -812,6 +817,61 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+def rivals_map(repository: Repository, gpu: str) -> Chart | None:
+    """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
+    import rivals
+
+    path = repository.root / "docs" / "compare" / f"{gpu}.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    # The largest tensor at each width.
+    found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
+    if not found:
+        return None
+    old = rivals.stale_operations(document, repository.root)
+    dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
+    widths = sorted({cols for _, _, cols in found})
+    figure, axes = page(1.9 + 0.42 * len(widths), 1.1 + (0.5 + 0.27 * len(operations)) * len(dtypes), len(dtypes), 1)
+    for ax, dtype in zip(axes, dtypes):
+        for row, operation in enumerate(operations):
+            for col, cols in enumerate(widths):
+                ahead_cell(ax, row, col, found.get((dtype, operation, cols)))
+        ax.set_yticks(range(len(operations)), [operation + ("†" if operation in old else "") for operation in operations])
+        ax.set_xticks(range(len(widths)), [str(cols) for cols in widths], rotation=45, ha="left", rotation_mode="anchor")
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0, labelsize=8)
+        ax.set_xlim(-0.5, len(widths) - 0.5)
+        ax.set_ylim(len(operations) - 0.5, -0.5)
+        ax.spines[:].set_visible(False)
+        ax.set_title(dtype)
+    title = "How many times as fast as the fastest other library"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    context = document["context"]
+    footnote(figure, gpu.upper(), "cold L2 cache, the largest tensor at each number of columns", "framed: another is faster; gray: not measured",
+             f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}", STALE_NOTE if old & set(operations) else "")
+    lost = [f"{dtype} {operation} at {cols} columns {v.ahead:.2f}" for (dtype, operation, cols), v in found.items() if v.outcome == "lost"]
+    words = f"{len(found)} cells, of which {sum(v.outcome == 'won' for v in found.values())} are won and these lost: {', '.join(sorted(lost)) or 'none'}"
+    return Chart(repository.root / "docs" / "charts" / f"compare_map_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+
+
+BEHIND_TO_AHEAD = LinearSegmentedColormap.from_list("behind_to_ahead", ["#D55E00", "#ffffff", "#0072B2"])
+
+
+def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
+    """One square: full blue where we are twice as fast or more, full orange where the other is, a frame where the cell is lost."""
+    corner = (col - 0.48, row - 0.46)
+    if verdict is None:
+        ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor="#e3e7eb", edgecolor="none"))
+        return
+    depth = max(-1.0, min(math.log2(verdict.ahead), 1.0))
+    color = BEHIND_TO_AHEAD((depth + 1) / 2)
+    lost = verdict.outcome == "lost"
+    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK if lost else "#e4e8ec", linewidth=1.2 if lost else 0.6))
+    ax.text(col, row, f"{verdict.ahead:.2f}" if verdict.ahead < 9.995 else f"{verdict.ahead:.1f}", ha="center", va="center", fontsize=7.5,
+            color=ink_on(color))
+
+
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
     """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses, and the time of a step."""
     path = repository.root / "docs" / "data" / f"gpt_{gpu}.json"
@@ -882,7 +942,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
-LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, training_chart)
+LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart)
 
 
 def gpus_with_results(repository: Repository) -> list[str]:

@@ -256,7 +256,10 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
-def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any]) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
+Calls = dict[str, Callable[[], Any]]
+
+
+def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any]) -> tuple[Calls, Calls]:
     """What is timed, and the whole steps, of the contenders whose results are right. The others are named in `document`."""
     import torch
     from contenders import Unavailable, make_problem, prepare
@@ -265,8 +268,8 @@ def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, 
     problem = make_problem(cell.operation, dtype, cell.rows, cell.cols, gpu.device)
     gpu.ahead = gpu.AHEAD_OF_BACKWARD if problem.gradients else gpu.AHEAD
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
-    calls: dict[str, Callable[[], Any]] = {}
-    steps: dict[str, Callable[[], Any]] = {}
+    calls: Calls = {}
+    steps: Calls = {}
     for name in names:
         try:
             own = problem.with_own_statistics()
@@ -293,7 +296,7 @@ def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, 
     return calls, steps
 
 
-def time_calls(cell: Cell, calls: dict[str, Callable[[], Any]], steps: dict[str, Callable[[], Any]], rounds: int, gpu: Gpu, document: dict[str, Any]) -> None:
+def time_calls(cell: Cell, calls: Calls, steps: Calls, rounds: int, gpu: Gpu, document: dict[str, Any]) -> None:
     """In each of the cell's ways of timing, beside a copy of the same bytes."""
     import torch
 
@@ -363,7 +366,8 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
 def fingerprint(context: dict[str, Any], native: Path | None) -> str:
     """Of all that cells kept together have in common: the GPU, the libraries, the contenders, and the code that measures and calls."""
     here, package = Path(__file__).resolve().parent, ROOT / "common/library/python/normworklog"
-    files = [here / "compare.py", here / "cells.py", *sorted((here / "peers").glob("*.py")), *sorted(package.rglob("*.py")), *([native] if native else [])]
+    files = [here / "compare.py", here / "cells.py", *sorted((here / "peers").glob("*.py")), *sorted(package.rglob("*.py"))]
+    files += [native] if native else []
     told = hashlib.sha256(json.dumps([context[key] for key in ("gpu", "library", "software", "contenders")]).encode())
     for file in files:
         told.update(hashlib.sha256(file.read_bytes()).digest())
@@ -515,7 +519,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", action="append", default=[], choices=list(ELEMENT_BYTES), help="only this type (may be given more than once)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
     parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
-    parser.add_argument("--strict", action="store_true", help="end before anything is timed where the package's C++ part, Liger, flash-attention or quack is missing")
+    parser.add_argument("--strict", action="store_true", help="time nothing where the package's C++ part, Liger, flash-attention or quack is missing")
     parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")
     parser.add_argument("--output", type=Path, help="file to write, in the place of docs/compare/<gpu>.json")
     parser.add_argument("--work", type=Path, default=ROOT / "build/compare", help="folder for what was measured (default: build/compare)")

@@ -314,6 +314,25 @@ class Chart(unittest.TestCase):
                 self.assertIn(word, text)
             self.assertNotIn(">copy<", text)
 
+    def test_maps_how_far_ahead_each_width_is(self) -> None:
+        try:
+            import charts
+        except SystemExit as error:
+            self.skipTest(str(error))
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            self.assertIsNone(charts.rivals_map(results.Repository(root), "h200"))
+            cells = [Cell("layernorm_forward", "bf16", 64, 256), Cell("layernorm_forward", "fp32", 65536, 4096), Cell("batchnorm_train", "fp32", 4096, 64)]
+            content = document([timing(name, cell, "cold", seconds) for cell in cells
+                                for name, seconds in (("ours", 4e-6), ("torch", 3e-6 if cell.cols == 4096 else 5e-6))])
+            (root / "docs/compare").mkdir(parents=True)
+            (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
+            chart = charts.rivals_map(results.Repository(root), "h200")
+            text = chart.render()
+            self.assertEqual(chart.path.name, "compare_map_h200.svg")
+            for word in ("batchnorm_train", "bf16", "3 cells, of which 2 are won and these lost: fp32 layernorm_forward at 4096 columns 0.75"):
+                self.assertTrue(word in text, word)
+            self.assertFalse("fp16" in text)
 
     def test_draws_the_training(self) -> None:
         try:
