@@ -126,9 +126,12 @@ class Ahead(unittest.TestCase):
                 self.assertEqual(found[0].outcome, outcome, (cell, mode, spreads))
 
     def test_more_than_noise_counts(self) -> None:
-        for seconds, outcome in ((9e-6, "lost"), (11e-6, "won")):
-            found = rivals.verdicts(document([timing("ours", CELL, "python", 10e-6, 0.1), timing("torch", CELL, "python", seconds, 0.1)]))
-            self.assertEqual(found[0].outcome, outcome)
+        """More than half of the larger spread; and however large a spread is, more than a tenth."""
+        for spread, far in ((0.1, 0.06), (11.0, 0.12)):
+            for seconds, outcome in ((10e-6 * (1 - far), "lost"), (10e-6 * (1 + far), "won")):
+                for mode in ("python", "cold"):
+                    found = rivals.verdicts(document([timing("ours", CELL, mode, 10e-6, 0.05), timing("torch", CELL, mode, seconds, spread)]))
+                    self.assertEqual(found[0].outcome, outcome, (spread, mode))
 
     def test_a_wrong_result_wins_nothing(self) -> None:
         entries = [timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("apex", CELL, "cold", 1e-6)]
