@@ -428,11 +428,14 @@ def kept(cells: Iterable[Cell], folder: Path) -> list[dict[str, Any]]:
 
 
 def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """A line for each cell that ended early, and for each that we have no right result in. A cell too large for the GPU is neither."""
+    """A line for each cell that ended early, and for each that we have no right result or no time in. Those that are too large for
+    the GPU are none of these."""
     for part in parts:
         for entry in part["absent"]:
             if entry["variant"] == EVERYONE and entry["reason"] != NO_ROOM:
                 yield f"{entry['cell']} ended early: {entry['reason']}"
+            if entry["variant"] == OURS:
+                yield f"ours was not timed at {entry['cell']}: {entry['reason']}"
         for check in part["checks"]:
             if check["variant"] == OURS and check["verdict"] != "passed":
                 yield f"our own result is off at {check['cell']}: {check['largest_error']} times what is tolerated"

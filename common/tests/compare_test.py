@@ -186,8 +186,9 @@ class Kept(unittest.TestCase):
         check = {"variant": "ours", "cell": "b", "verdict": "failed", "largest_error": 2.5}
         parts = [{"checks": [check, check | {"variant": "apex"}, check | {"verdict": "passed"}],
                   "absent": [{"variant": "all", "cell": "a", "reason": "ValueError: no"}, {"variant": "all", "cell": "c", "reason": compare.NO_ROOM},
-                             {"variant": "apex", "cell": "a", "reason": "not here"}]}]
-        self.assertEqual(list(compare.failures(parts)), ["a ended early: ValueError: no", "our own result is off at b: 2.5 times what is tolerated"])
+                             {"variant": "apex", "cell": "a", "reason": "not here"}, {"variant": "ours", "cell": "d/graph", "reason": "no capture"}]}]
+        self.assertEqual(list(compare.failures(parts)), ["a ended early: ValueError: no", "ours was not timed at d/graph: no capture",
+                                                         "our own result is off at b: 2.5 times what is tolerated"])
 
     def test_leaves_others_what_they_are_at(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2)]
@@ -404,6 +405,9 @@ class FakeGpu:
     def captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: call()
 
+    def usable(self) -> bool:
+        return True
+
 
 class Contenders(unittest.TestCase):
     @classmethod
@@ -538,6 +542,32 @@ class Contenders(unittest.TestCase):
 
         with mock.patch.object(self.contenders, "_imported", absent):
             self.assertEqual([reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED))
+
+    def test_a_whole_call(self) -> None:
+        """The file holds what earlier calls measured, and the exit code says what went wrong."""
+        cells = [Cell(operation, "fp32", 4, 64) for operation in ("layernorm_forward", "rmsnorm_forward")]
+        context = {"gpu": "NVIDIA H200", "gpu_short": "h200", "library": "a", "software": {}, "contenders": ["ours", "torch"]}
+
+        def call(*arguments: str) -> tuple[int, dict[str, Any]]:
+            output = Path(folder) / "out.json"
+            code = compare.main(["--work", f"{folder}/work", "--output", str(output), *arguments])
+            return code, json.loads(output.read_text(encoding="utf-8"))
+
+        with (tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors,
+              mock.patch.multiple(compare, ready=lambda strict: (Path("library"), None), context_of=lambda names, library: dict(context), Gpu=FakeGpu,
+                                  grid=lambda full: cells),
+              mock.patch.object(self.contenders, "NAMES", ("ours", "torch"))):
+            code, found = call("--operation", "layernorm_forward")
+            self.assertEqual((code, found["context"]["cells"], found["context"]["cells_of_grid"]), (0, 1, 2))
+            code, found = call("--operation", "rmsnorm_forward")
+            self.assertEqual((code, found["context"]["cells"]), (0, 2))
+            self.assertEqual({check["cell"] for check in found["checks"]}, {cell.name for cell in cells})
+            with mock.patch.object(FakeGpu, "usable", lambda self: False):
+                self.assertEqual(call()[0], compare.GPU_LOST)
+            with mock.patch.dict(self.contenders.CONTENDERS, ours=lambda problem: problem.x):
+                cells.append(Cell("layernorm_forward", "bf16", 4, 64))
+                self.assertEqual(call()[0], 1)
+        self.assertIn("our own result is off at layernorm_forward/bf16/4x64", errors.getvalue())
 
     def test_a_wrong_contender_is_not_timed(self) -> None:
         import torch
