@@ -24,6 +24,7 @@ REPORT = SOURCE / "common" / "report"
 sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
+import bench
 import drawings
 import figures
 import markdown
@@ -1117,6 +1118,34 @@ class Programs(unittest.TestCase):
         said = self.script("verify.py", "--no-sanitizers", expect=1)
         self.assertIn("02_shared_reduction, inputs", said)
         self.assertIn("Nothing was written.", said)
+
+
+class Plan(unittest.TestCase):
+    """What bench.py would call."""
+
+    @staticmethod
+    def cells(run: bench.Run) -> set[tuple[str, str, str, str]]:
+        """What a run times: operation, type, shape and timing."""
+
+        def chosen(flag: str) -> list[str]:
+            words = run.flags[run.flags.index(flag) + 1].split(",") if flag in run.flags else ["all"]
+            return [] if words == ["all"] else words
+
+        there = {(operation, dtype) for variant, operation, dtype in run.program.implementations
+                 if all(not chosen(flag) or word in chosen(flag) for flag, word in (("--variant", variant), ("--operation", operation), ("--dtype", dtype)))}
+        return {(*each, shape, mode) for each in there for shape in chosen("--shapes") for mode in chosen("--time")}
+
+    def test_the_full_plan_covers_every_cell_that_a_peer_has(self) -> None:
+        repository, stage = results.Repository(), bench.WITH_MODELS
+        program = bench.Program(Path(stage))
+        there = dict.fromkeys((t.variant, t.operation, t.dtype) for t in repository.stage_results(stage, "h200").timings)
+        program.__dict__["implementations"] = list(there)  # as its --list would say
+        runs = list(bench.runs_of(program, full=True))
+        self.assertEqual(len({run.name for run in runs}), len(runs))
+        planned = set().union(*map(self.cells, runs))
+        wanted = {(*tables.case_of(t), t.mode) for t in repository.peers("h200").timings if t.operation in ("rmsnorm_forward", "add_layernorm_forward")}
+        self.assertGreater(len(wanted), 20)
+        self.assertEqual(sorted(wanted - planned), [])
 
 
 class Counters(unittest.TestCase):
