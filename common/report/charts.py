@@ -840,17 +840,24 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
 
 
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
-    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses, and the time of a step."""
+    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses of the first seed, and the
+    time of a step."""
+    import compare
+
     path = repository.root / "docs" / "data" / f"gpt_{gpu}.json"
     if not path.is_file():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
-    runs = document["runs"]
+    context = document["context"]
+    # A file without hashes does not say which kernels it was.
+    old = "source_hashes" not in context or bool(compare.stale_operations(document, repository.root))
+    runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
+    curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):
         color, marker, dash, hatch = STYLES[index % len(STYLES)]
-        every = max(1, len(run["losses"]) // 12)
-        losses.plot(range(1, len(run["losses"]) + 1), run["losses"], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
+        every = max(1, len(curves[name]) // 12)
+        losses.plot(range(1, len(curves[name]) + 1), curves[name], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
                     markevery=(index * every // len(runs), every), label=name)
         times.barh([index], [run["step_seconds"] * 1e3], color=color, hatch=hatch, edgecolor=PANEL, height=0.62)
         times.annotate(significant(run["step_seconds"] * 1e3), (run["step_seconds"] * 1e3, index), xytext=(4, 0), textcoords="offset points", va="center",
@@ -863,13 +870,13 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     times.set_yticks(range(len(runs)), list(runs))
     times.invert_yaxis()
     times.margins(x=0.18)
-    context = document["context"]
     size = context["size"]
     title = "A small GPT, trained with PyTorch's norms and with ours"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), f"{size['layers']} layers of width {size['width']}, {size['batch']} x {size['context']} tokens a step, {context['dtype']}",
-             f"PyTorch {context['torch']}", context["date"])
-    words = "; ".join(f"{name}: loss {run['losses'][0]:.3f} to {run['losses'][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
+             f"losses of the first of {context['seeds']} seeds" if context.get("seeds", 1) > 1 else "", f"PyTorch {context['torch']}", context["date"],
+             STALE_NOTE if old else "")
+    words = "; ".join(f"{name}: loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
                       for name, run in runs.items())
     return Chart(repository.root / "docs" / "charts" / f"gpt_{gpu}.svg", title, f"On {gpu.upper()}. {words}.", figure)
 
