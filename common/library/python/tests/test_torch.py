@@ -18,6 +18,7 @@ from torch import Tensor, library, nn
 
 import normworklog as nw
 from normworklog.torch import _functions, _native
+from test_readme import example
 
 GPU = nw.backend() == "cuda"
 DEVICE = "cuda" if GPU else "cpu"
@@ -490,6 +491,18 @@ def test_past_two_to_the_31_elements() -> None:
     x = torch.ones(2**19 + 8, 4096, device="cuda", dtype=torch.bfloat16)
     x[-1] = values(4096, dtype=torch.bfloat16)
     torch.testing.assert_close(nw.layer_norm(x)[-1], F.layer_norm(x[-1], (4096,)), rtol=2e-2, atol=1e-2)
+
+
+@needs_gpu
+def test_the_example_of_the_pages() -> None:
+    torch._dynamo.reset()
+    made: dict[str, Any] = {}
+    exec(compile(example(), "README.md", "exec"), made)  # as it is printed
+    assert {type(m) for m in made["model"].modules() if isinstance(m, nn.LayerNorm)} == {nw.LayerNorm}
+    x, y, h = made["x"], made["y"], made["h"]
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(h, x + x, rtol=0, atol=0)
+    close(y, F.rms_norm(h.detach().double(), (1024,), made["gamma"].double(), 1e-6))
 
 
 @needs_gpu
