@@ -511,4 +511,5 @@ def test_call_overhead() -> None:
     import overhead
 
     found = overhead.measure("cuda")
-    assert found["forward"]["ratio"] < 1.5, found
+    for case in ("forward", "module", "rms_norm") if _native.load() else ("forward",):
+        assert found[case]["ratio"] < 1.5, found
