@@ -842,6 +842,22 @@ class Charts(Playground):
         self.assertIn("4096x1024: tile 20.0 µs, PyTorch 33.4 µs", small)
         self.assertNotIn("65536x1024", small)
 
+    def test_two_kernels_against_one_are_predicted_from_bytes_and_launches(self) -> None:
+        # The stream takes 500 * 0.512 = 256 µs for four tensors of 65536 rows: 1/1024 µs for the trip of a row.
+        times = {"1x4096": 2.0, "1024x4096": 8.0, "65536x4096": 500.0, "131072x2048": 500.0}
+        self.results("02_tree", [
+            benchmark("02_tree", variant, microseconds * factor, operation="add_rmsnorm_forward", dtype="bf16", shape=shape, share=0.512 / factor)
+            for shape, microseconds in times.items() for variant, factor in (("fused", 1.0), ("unfused", 1.25))
+        ])
+        self.charts("--stage", "02")
+        chart = "02_tree/charts/fused_h200.svg"
+        self.assertNotIn("predicted", self.read(chart))
+        self.edit("02_tree/results/h200.json", '"caches"', '"empty_graph_launch_us": "0.5", "caches"')
+        self.charts("--stage", "02")
+        described = ElementTree.fromstring(self.read(chart))[1].text or ""
+        self.assertIn("add_rmsnorm_forward, cold: 1.25 at 1, 1.25 at 1024, 1.25 at 65536", described)
+        self.assertIn("predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows", described)
+
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
         self.edit("01_naive/results/h200.json", "0.0023886", "0.0024886")
