@@ -61,6 +61,25 @@ SWEEPS = {
     ),
 }
 WITH_MODELS, TOKENS = "06_fused_residual", (1, 32, 4096)  # the stage whose kernels real models have, and rows
+LARGE_FP32 = ("131072x1000", "65536x4095", "65536x4096")
+# What peers were measured at besides: of a stage variant, operation, type, shapes and timings.
+PEER_CELLS = {
+    "05_welford": (
+        ("layer_norm", "layernorm_forward", "fp16", ("4096x1024", "4096x4096"), ("graph",)),
+        ("layer_norm", "layernorm_forward", "fp32", LARGE_FP32, ("cold",)),
+    ),
+    "06_fused_residual": (
+        ("norm", "rmsnorm_forward", "fp16", ("4096x1024", "4096x4096"), ("cold", "graph")),
+        ("norm", "rmsnorm_forward", "fp16", ("4096x8192", "4096x15872"), ("cold",)),
+        ("norm", "rmsnorm_forward", "bf16", ("1x8192", "64x4096"), ("graph",)),
+        ("norm", "rmsnorm_forward", "fp32", LARGE_FP32, ("cold",)),
+        ("fused", "add_layernorm_forward", "fp16", ("4096x1024", "4096x4096"), ("graph",)),
+    ),
+    "07_backward": (
+        ("persistent", "layernorm_backward", "fp16", ("4096x1024", "4096x4096"), ("graph",)),
+        ("persistent", "layernorm_backward", "fp32", LARGE_FP32, ("cold",)),
+    ),
+}
 TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
 RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))  # pixels, and channels, of its layers
 SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
@@ -144,7 +163,11 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
             shapes = ",".join(f"{rows}x{width}" for rows in TOKENS for width in cols)
             yield run("models, bf16", ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph"), 2 * each * len(cols) * len(TOKENS), seconds / 4)
             yield run("rows, bf16", ("--shapes", "1x4096,8x4096,64x4096,512x4096,4096x4096,65536x4096", "--dtype", "bf16", "--variant", f"{variant},unfused",
-                                     "--operation", "add_rmsnorm_forward", "--input", "normal", "--time", "cold,graph"), 24, seconds / 2)
+                                     "--operation", operations, "--input", "normal", "--time", "cold,graph"), 24 * each, seconds / 2)
+        for variant, operation, dtype, cells, timings in PEER_CELLS.get(program.stage, ()):
+            yield run(f"peers, {dtype}, {operation}, {','.join(timings)}",
+                      ("--shapes", ",".join(cells), "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal",
+                       "--time", ",".join(timings)), len(cells) * len(timings), seconds / 2, 2.5 * len(cells) if dtype == "fp32" else 0)
         return
     for dtype in ("fp32", "bf16"):
         if dtype in program.dtypes:

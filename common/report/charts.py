@@ -362,8 +362,30 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     return Chart(repository.root / stage / "charts" / f"large_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
+def draw_prediction(ax: Axes, pairs: Sequence[tuple[Timing, Timing]], launch: float) -> tuple[object, str]:
+    """The ratio of five trips and two launches to four trips and one, over rows, and where a launch costs as much as a trip.
+
+    `launch` is in seconds. A row's trip is a quarter of what a stream of four tensors takes for it, in the largest of `pairs`.
+    """
+    largest = max((t for t, _ in pairs if t.copy_seconds), key=lambda t: t.rows)
+    trip = largest.copy_seconds / 4 / largest.rows
+    measured = sorted({t.rows for t, _ in pairs})
+
+    def ratio(rows: float) -> float:
+        return (2 * launch + 5 * trip * rows) / (launch + 4 * trip * rows)
+
+    steps = range(math.floor(4 * math.log2(measured[0])), math.ceil(4 * math.log2(measured[-1])) + 1)
+    (curve,) = ax.plot([2 ** (k / 4) for k in steps], [ratio(2 ** (k / 4)) for k in steps], color=MUTED, linestyle=(0, (4, 2)), linewidth=1.5, zorder=1.5)
+    even = launch / trip
+    meeting = f"{significant(even, 2)} rows"
+    ax.axvline(even, color=MUTED, linewidth=0.8, zorder=1)
+    ax.annotate(f"a launch costs a trip:\n{meeting}", (even, 1), xycoords=("data", "axes fraction"), xytext=(5, -2), textcoords="offset points",
+                va="top", fontsize=8.5, bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5})
+    return curve, ", ".join(f"{significant(ratio(rows))} at {rows}" for rows in measured) + f"; a launch costs a trip at {meeting}"
+
+
 def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
-    """Lines: how many times as long the unfused variant takes, over cols on large tensors and over rows, beside what the bytes say."""
+    """Lines: how many times as long the unfused variant takes, over cols on large tensors and over rows, beside what we predict."""
     timings = [t for t in repository.stage_results(stage, gpu).timings if t.variant in ("fused", "unfused") and t.dtype == "bf16"]
     unfused = {(t.operation, t.shape, t.mode): t for t in timings if t.variant == "unfused"}
     pairs = [(t, unfused[t.operation, t.shape, t.mode]) for t in timings if t.variant == "fused" and (t.operation, t.shape, t.mode) in unfused]
@@ -373,7 +395,7 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     if len({t.rows for t, _ in by_rows}) < 2 or len(large) < 2:
         return None
     operations = list(dict.fromkeys(t.operation for t, _ in pairs))
-    figure, (cols_ax, rows_ax) = page(9.2, 3.4, 1, 2, sharey=True)
+    figure, (cols_ax, rows_ax) = page(9.2, 3.6, 1, 2, sharey=True)
     handles: dict[str, object] = {}
     sentences = []
 
@@ -395,6 +417,12 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         ax.set_title(name, fontsize=10)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
+    basis = ""
+    launch = repository.stage_results(stage, gpu).context.get("empty_graph_launch_us")
+    if launch and any(t.copy_seconds for t, _ in by_rows):
+        handles["predicted for a graph"], words = draw_prediction(rows_ax, by_rows, float(launch) * 1e-6)
+        sentences.append(f"predicted for a graph: {words}")
+        basis = f"predicted: the rate of a stream, and {significant(float(launch))} µs for a launch, as an empty kernel in a graph takes"
     cols_axis(cols_ax, [*large])
     cols_axis(rows_ax, [t.rows for t, _ in by_rows])
     rows_ax.set_xlabel("rows")
@@ -403,7 +431,7 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     title = f"{stage}: two kernels against one"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    footnote(figure, gpu.upper(), "bf16, median", provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
+    footnote(figure, gpu.upper(), "bf16, median", basis, provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
     return Chart(repository.root / stage / "charts" / f"fused_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
@@ -873,17 +901,24 @@ def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
 
 
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
-    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses, and the time of a step."""
+    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses of the first seed, and the
+    time of a step."""
+    import rivals
+
     path = repository.root / "docs" / "data" / f"gpt_{gpu}.json"
     if not path.is_file():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
-    runs = document["runs"]
+    context = document["context"]
+    # A file without hashes does not say which kernels it was.
+    old = "source_hashes" not in context or bool(rivals.stale_operations(document, repository.root))
+    runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
+    curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):
         color, marker, dash, hatch = STYLES[index % len(STYLES)]
-        every = max(1, len(run["losses"]) // 12)
-        losses.plot(range(1, len(run["losses"]) + 1), run["losses"], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
+        every = max(1, len(curves[name]) // 12)
+        losses.plot(range(1, len(curves[name]) + 1), curves[name], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
                     markevery=(index * every // len(runs), every), label=name)
         times.barh([index], [run["step_seconds"] * 1e3], color=color, hatch=hatch, edgecolor=PANEL, height=0.62)
         times.annotate(significant(run["step_seconds"] * 1e3), (run["step_seconds"] * 1e3, index), xytext=(4, 0), textcoords="offset points", va="center",
@@ -896,13 +931,13 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     times.set_yticks(range(len(runs)), list(runs))
     times.invert_yaxis()
     times.margins(x=0.18)
-    context = document["context"]
     size = context["size"]
     title = "A small GPT, trained with PyTorch's norms and with ours"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), f"{size['layers']} layers of width {size['width']}, {size['batch']} x {size['context']} tokens a step, {context['dtype']}",
-             f"PyTorch {context['torch']}", context["date"])
-    words = "; ".join(f"{name}: loss {run['losses'][0]:.3f} to {run['losses'][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
+             f"losses of the first of {context['seeds']} seeds" if context.get("seeds", 1) > 1 else "", f"PyTorch {context['torch']}", context["date"],
+             STALE_NOTE if old else "")
+    words = "; ".join(f"{name}: loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
                       for name, run in runs.items())
     return Chart(repository.root / "docs" / "charts" / f"gpt_{gpu}.svg", title, f"On {gpu.upper()}. {words}.", figure)
 

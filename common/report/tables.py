@@ -578,13 +578,16 @@ def verified(place: Place) -> Table:
     head = ["stage", "kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹", *SANITIZERS]
     context = document["context"]
     origin = f"{context['gpu']}, driver {context.get('driver', 'unknown')}, {context['date'][:10]}: {place.link(path)}"
-    suites = sum(suite["passed"] for suite in document["suites"])
+    suites = sum(suite["passed"] for suite in document["suites"] if suite["suite"] != PACKAGE_SUITE)
+    package = next((suite for suite in document["suites"] if suite["suite"] == PACKAGE_SUITE), None)
     parts = [f"The four tools of compute-sanitizer: errors found. The test suites with kernels: {suites} tests passed",
+             f"The Python package's tests with PyTorch, {package['date'][:10]}: {package['passed']} passed, {package['skipped']} skipped" if package else "",
              f"Not verified yet: {', '.join(missing)}" if missing else "", origin]
     return Table(markdown_table(head, lines, 2) + caption(parts, stale), stale)
 
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+PACKAGE_SUITE = "python_package_test"
 
 def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
     """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were timed on, then

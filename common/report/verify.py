@@ -5,7 +5,9 @@
     python3 common/report/verify.py --programs build/gpu/bin
 
 Each stage's program checks every variant, operation and type against the fp64 reference, over the sweeps below; the test
-suites with kernels run; then every program runs under the four tools of compute-sanitizer (common/tests/sanitize.sh).
+suites with kernels run; so do the Python package's tests, where there is a Python with PyTorch (python3, or the one that
+WORKLOG_PYTHON names) and the library lies beside the programs, in ../lib, or is the one that NORMWORKLOG_LIBRARY names;
+then every program runs under the four tools of compute-sanitizer (common/tests/sanitize.sh).
 What was found carries the hash of the kernels that it was found for. Nothing is written where something failed.
 """
 
@@ -15,10 +17,11 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -27,6 +30,7 @@ from typing import Any
 
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
 from results import ROOT, ReportError
+from tables import PACKAGE_SUITE
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be done instead:
   ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest
@@ -35,6 +39,13 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be 
 COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
 PAST_32_BITS = "past 2^32 elements"
 ACCEPTED = ("passed", "expected failure", "permitted failure")
+PACKAGE = ROOT / "common/library/python"
+PACKAGE_NEEDS = """import numpy, pytest, torch, normworklog
+assert torch.cuda.is_available(), "PyTorch sees no GPU"
+assert normworklog.backend() == "cuda", "the library is a CPU build"
+"""
+# How a suite prints a count: GoogleTest's, and pytest's.
+OF_GOOGLETEST, OF_PYTEST = r"\[ *{} *\] (\d+) test", r"(\d+) {}.* in [\d.]+s"
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,10 @@ class Sweep:
     name: str
     covers: str
     flags: tuple[str, ...]
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def sweeps_of(program: Program) -> Iterator[Sweep]:
@@ -184,13 +199,37 @@ def suites_in(folder: Path) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def run_suite(path: Path) -> dict[str, Any]:
-    done = subprocess.run([path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def run_suite(name: str, command: Sequence[str | Path], pattern: str, **environment: str) -> dict[str, Any]:
+    """Runs a suite, which prints counts as `pattern` has them. Raises Failed."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment, check=False)
     if done.returncode != 0:
-        raise Failed(f"{path.name}:\n{done.stdout.rstrip()[-6000:]}")
-    count = {word: int(match[1]) if (match := re.search(rf"\[ *{word} *\] (\d+) test", done.stdout)) else 0 for word in ("PASSED", "SKIPPED")}
-    print(f"  {path.name}: {count['PASSED']} passed" + (f", {count['SKIPPED']} skipped" if count["SKIPPED"] else ""), flush=True)
-    return {"suite": path.name, "passed": count["PASSED"], "skipped": count["SKIPPED"]}
+        raise Failed(f"{name}:\n{done.stdout.rstrip()[-6000:]}")
+    count = {word: int(match[1]) if (match := re.search(pattern.format(word), done.stdout, re.IGNORECASE)) else 0 for word in ("passed", "skipped")}
+    print(f"  {name}: {count['passed']} passed" + (f", {count['skipped']} skipped" if count["skipped"] else ""), flush=True)
+    return {"suite": name, **count, "date": now()}
+
+
+def why_no_package(library: Path, python: str) -> str:
+    """What the Python package's tests lack; nothing where they can run."""
+    if not library.is_file():
+        return f"there is no {shown(library)}"
+    if not (path := shutil.which(python)):
+        return f"there is no {python}"
+    environment = os.environ | {"NORMWORKLOG_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [os.path.abspath(path), "-c", PACKAGE_NEEDS]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PACKAGE, env=environment, check=False)
+    return f"{python}: {(done.stderr.strip() or f'exit code {done.returncode}').splitlines()[-1]}" if done.returncode else ""
+
+
+def package_suite(folder: Path) -> list[dict[str, Any]]:
+    """The Python package's tests, on the library that lies beside the programs; an empty list where they cannot run."""
+    library = Path(os.environ.get("NORMWORKLOG_LIBRARY") or folder.resolve().parent / "lib/libnormworklog.so").resolve()
+    python = os.environ.get("WORKLOG_PYTHON") or "python3"
+    if why := why_no_package(library, python):
+        print(f"left out: the Python package's tests with PyTorch ({why})", file=sys.stderr, flush=True)
+        return []
+    command = [sys.executable, ROOT / "common/tests" / f"{PACKAGE_SUITE}.py", "--library", library]
+    return [run_suite(PACKAGE_SUITE, command, OF_PYTEST, WORKLOG_PYTHON=python)]
 
 
 def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
@@ -234,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}", flush=True)
         stages = check_stages(programs, set(options.sweep), options.jobs)
         print("test suites", flush=True)
-        suites = [run_suite(suite) for suite in suites_in(options.programs)]
+        suites = [run_suite(suite.name, [suite], OF_GOOGLETEST) for suite in suites_in(options.programs)] + package_suite(options.programs)
         if options.no_sanitizers or options.sweep:
             print("everything asked for is right; not all was asked for, and so nothing is written")
             return 0
@@ -250,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
         stage["sanitizers"] = [{key: entry[key] for key in ("tool", "checks", "summary")} for entry in sanitizers if entry["stage"] == stage["stage"]]
     shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "memory_bytes", "driver", "driver_cuda", "cuda_runtime", "compiler", "flags")
     document = {
-        "context": {key: context[key] for key in shared if key in context} | {"date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")},
+        "context": {key: context[key] for key in shared if key in context} | {"date": now()},
         "suites": suites,
         "stages": stages,
     }

@@ -26,6 +26,7 @@ sys.dont_write_bytecode = True
 import compare
 import results
 import rivals
+import source_hash
 import tables
 from cells import COLS, MODES, TENSORS, Cell, grid
 
@@ -347,13 +348,30 @@ class Chart(unittest.TestCase):
             root = Path(folder).resolve()
             self.assertIsNone(charts.training_chart(results.Repository(root), "h200"))
             (root / "docs/data").mkdir(parents=True)
+            (root / "05_welford").mkdir()
+            (root / "05_welford/kernels.cuh").write_text("int first;\n", encoding="utf-8")
+            hashes = {"05_welford": source_hash.source_hash("05_welford", root)}
             size = {"layers": 2, "width": 32, "batch": 4, "context": 32}
-            runs = {name: {"losses": [3.5, 3.0, 2.5], "step_seconds": 0.012} for name in ("torch", "ours")}
-            content = {"context": {"size": size, "dtype": "bf16", "torch": "2.11", "date": "2026-01-01"}, "runs": runs}
-            (root / "docs/data/gpt_h200.json").write_text(json.dumps(content), encoding="utf-8")
-            text = charts.training_chart(results.Repository(root), "h200").render()
-            for word in ("a step, ms", "ours", "2 layers of width 32"):
-                self.assertIn(word, text)
+            context = {"size": size, "dtype": "bf16", "torch": "2.11", "date": "2026-01-01"}
+
+            def drawn(losses: list[Any], **more: Any) -> str:
+                runs = {name: {"losses": losses, "step_seconds": 0.012} for name in ("torch", "ours")}
+                (root / "docs/data/gpt_h200.json").write_text(json.dumps({"context": context | more, "runs": runs}), encoding="utf-8")
+                return charts.training_chart(results.Repository(root), "h200").render()
+
+            before_seeds = drawn([3.5, 3.0, 2.5])
+            now = drawn([[3.5, 3.0, 2.5], [3.6, 3.1, 2.4]], seeds=2, source_hashes=hashes)
+            for text in (before_seeds, now):
+                for word in ("a step, ms", "ours", "2 layers of width 32", "loss 3.500 to 2.500"):
+                    self.assertIn(word, text)
+            self.assertIn("losses of the first of 2 seeds", now)
+            self.assertIn("ours†", before_seeds)  # it does not say which kernels it was
+            self.assertNotIn("†", now)
+            (root / "05_welford/kernels.cuh").write_text("int second;\n", encoding="utf-8")
+            changed = drawn([[3.5, 3.0, 2.5]], seeds=1, source_hashes=hashes)
+            self.assertIn("ours†", changed)
+            self.assertNotIn("torch†", changed)
+            self.assertIn(charts.STALE_NOTE, changed)
 
 
 class WithoutAGpu(unittest.TestCase):

@@ -86,6 +86,8 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--input nonsense", {"--input", "normal", "arange", "'nonsense'"}},
       {"--variant nonsense", {"--variant", "thread_per_row", "'nonsense'"}},
       {"--operation nonsense", {"--operation", "layernorm_forward", "'nonsense'"}},
+      {"--norm batch", {"--norm", "all, layer or rms", "'batch'"}},
+      {"--norm rms", {"--norm rms", "no operation", "01_naive"}},  // which has LayerNorm alone
       {"--param-dtype fp64", {"--param-dtype", "bf16", "'fp64'"}},
       {"--row-padding -1", {"--row-padding", "from 0"}},
       {"--misalign 1000000", {"--misalign", "from 0"}},

@@ -4,13 +4,14 @@
     python3 common/tests/python_package_test.py --library build/cpu/lib/libnormworklog.so [pytest's arguments]
 
 They need numpy and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest counts as Skipped.
-What needs PyTorch or a GPU skips where there is none.
+What needs PyTorch or a GPU skips where there is none; WORKLOG_PYTHON names a Python that has PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,10 @@ PACKAGE = ROOT / "common" / "library" / "python"
 
 
 def interpreter() -> str | None:
-    for candidate in (ROOT / ".venv" / "bin" / "python", Path(sys.executable)):
-        if candidate.exists() and subprocess.run([candidate, "-c", "import numpy, pytest"], capture_output=True).returncode == 0:
-            return str(candidate)
+    for name in (os.environ.get("WORKLOG_PYTHON", ""), str(ROOT / ".venv" / "bin" / "python"), sys.executable):
+        candidate = shutil.which(name)
+        if candidate and subprocess.run([candidate, "-c", "import numpy, pytest"], capture_output=True).returncode == 0:
+            return os.path.abspath(candidate)
     return None
 
 
@@ -32,7 +34,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     python = interpreter()
     if python is None:
-        print("neither .venv nor this Python has numpy and pytest: ./worklog setup")
+        print("no Python with numpy and pytest is here: ./worklog setup")
         return 77
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or ["tests"])]
     environment = os.environ | {"NORMWORKLOG_LIBRARY": str(options.build.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}

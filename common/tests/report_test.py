@@ -17,6 +17,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 from xml.etree import ElementTree
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ REPORT = SOURCE / "common" / "report"
 sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
+import bench
 import drawings
 import figures
 import markdown
@@ -525,11 +527,14 @@ class Tables(Playground):
         stage = {"stage": "01_naive", "source_hash": source_hash.source_hash("01_naive", self.root), "commit": "0", "dirty": "false",
                  "sweeps": [{"name": "shapes", "checks": 9, "results": [line]}, {"name": "past", "left_out": "too large"}],
                  "sanitizers": [{"tool": "memcheck", "checks": 3, "summary": "0 errors"}]}
-        self.write("docs/verified/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21T00:00:00Z"}, "suites": [{"passed": 4}],
+        self.write("docs/verified/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21T00:00:00Z"}, "suites": [{"suite": "a", "passed": 4}],
                                                           "stages": [stage]}))
         lines = self.table("verified")
         self.assertRegex(lines[2], r"^\| 01_naive \| `\w{10}` \| 9 \| 8 \| 1 \| 0 \| 2.5 \| 0 \| – \| – \| – \|$")
         self.assertIn("4 tests passed. Not verified yet: 02_tree, 03_later", lines[-1])
+        package = {"suite": "python_package_test", "passed": 12, "skipped": 3, "date": "2026-11-20T00:00:00Z"}
+        self.edit("docs/verified/h200.json", '"suites": [', f'"suites": [{json.dumps(package)}, ')
+        self.assertIn("4 tests passed. The Python package's tests with PyTorch, 2026-11-20: 12 passed, 3 skipped. Not", self.table("verified")[-1])
         self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
         self.assertIn("01_naive†", self.table("verified")[2])
 
@@ -837,6 +842,22 @@ class Charts(Playground):
         self.assertIn("4096x1024: tile 20.0 µs, PyTorch 33.4 µs", small)
         self.assertNotIn("65536x1024", small)
 
+    def test_two_kernels_against_one_are_predicted_from_bytes_and_launches(self) -> None:
+        # The stream takes 500 * 0.512 = 256 µs for four tensors of 65536 rows: 1/1024 µs for the trip of a row.
+        times = {"1x4096": 2.0, "1024x4096": 8.0, "65536x4096": 500.0, "131072x2048": 500.0}
+        self.results("02_tree", [
+            benchmark("02_tree", variant, microseconds * factor, operation="add_rmsnorm_forward", dtype="bf16", shape=shape, share=0.512 / factor)
+            for shape, microseconds in times.items() for variant, factor in (("fused", 1.0), ("unfused", 1.25))
+        ])
+        self.charts("--stage", "02")
+        chart = "02_tree/charts/fused_h200.svg"
+        self.assertNotIn("predicted", self.read(chart))
+        self.edit("02_tree/results/h200.json", '"caches"', '"empty_graph_launch_us": "0.5", "caches"')
+        self.charts("--stage", "02")
+        described = ElementTree.fromstring(self.read(chart))[1].text or ""
+        self.assertIn("add_rmsnorm_forward, cold: 1.25 at 1, 1.25 at 1024, 1.25 at 65536", described)
+        self.assertIn("predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows", described)
+
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
         self.edit("01_naive/results/h200.json", "0.0023886", "0.0024886")
@@ -971,6 +992,20 @@ sys.exit(answer["code"])
 """
 
 
+# A Python that has what the package's tests need, or says what it lacks, and only says how they went.
+FAKE_PYTHON = """#!/bin/sh
+if [ "$1" = -c ]; then
+  echo "{lacks}" >&2
+  [ -z "{lacks}" ]
+  exit
+fi
+echo "$NORMWORKLOG_LIBRARY $*" >>"$0-calls"
+echo "{says}"
+exit {code}
+"""
+FAKE_SANITIZER = '#!/bin/sh\necho "1 check: 1 passed"\necho "========= ERROR SUMMARY: 0 errors"\n'
+
+
 class Programs(unittest.TestCase):
     """bench.py and verify.py, with programs that only say what they would have measured."""
 
@@ -980,6 +1015,9 @@ class Programs(unittest.TestCase):
         self.root = Path(folder.name).resolve()
         self.programs, self.output = self.root / "bin", self.root / "out"
         self.programs.mkdir()
+        self.enterContext(mock.patch.dict(os.environ))
+        for name in ("NORMWORKLOG_LIBRARY", "WORKLOG_PYTHON"):
+            os.environ.pop(name, None)
         for stage in ("01_naive", "02_shared_reduction"):
             path = self.programs / stage
             path.write_text(FAKE_PROGRAM.format(python=sys.executable), encoding="utf-8")
@@ -1117,6 +1155,86 @@ class Programs(unittest.TestCase):
         said = self.script("verify.py", "--no-sanitizers", expect=1)
         self.assertIn("02_shared_reduction, inputs", said)
         self.assertIn("Nothing was written.", said)
+
+    def executable(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def with_package(self, lacks: str = "", says: str = "12 passed, 3 skipped, 1 warning in 75.50s (0:01:15)", code: int = 0) -> Path:
+        """A library beside the programs, and a Python for the package's tests. Returns the library."""
+        os.environ["WORKLOG_PYTHON"] = str(self.executable("python", FAKE_PYTHON.format(lacks=lacks, says=says, code=code)))
+        return self.executable("lib/libnormworklog.so", "")
+
+    def test_verify_keeps_what_the_packages_tests_came_to(self) -> None:
+        library = self.with_package()
+        os.environ["PATH"] = f"{self.executable('tools/compute-sanitizer', FAKE_SANITIZER).parent}:{os.environ['PATH']}"
+        suite = {"suite": "python_package_test", "passed": 12, "skipped": 3}
+
+        def kept() -> dict:
+            suites = json.loads((self.output / "invented.json").read_text(encoding="utf-8"))["suites"]
+            self.assertEqual(len(suites), 1)
+            return {key: suites[0][key] for key in suite}
+
+        self.assertIn("python_package_test: 12 passed, 3 skipped", self.script("verify.py"))
+        self.assertEqual((self.root / "python-calls").read_text(encoding="utf-8"), f"{library} -m pytest -q -p no:cacheprovider tests\n")
+        self.assertEqual(kept(), suite)
+        library.unlink()
+        self.script("verify.py", "--stage", "01")
+        self.assertEqual(kept(), suite)  # as other suites that ran before
+        os.environ["NORMWORKLOG_LIBRARY"] = str(self.executable("elsewhere.so", ""))
+        self.with_package(says="13 passed in 0.50s")
+        self.script("verify.py", "--stage", "01")
+        self.assertIn(str(self.root / "elsewhere.so"), (self.root / "python-calls").read_text(encoding="utf-8"))
+        self.assertEqual(kept(), suite | {"passed": 13, "skipped": 0})
+
+    def test_verify_fails_where_a_test_of_the_package_does(self) -> None:
+        self.with_package(says="1 failed, 11 passed in 0.50s", code=1)
+        said = self.script("verify.py", expect=1)
+        self.assertIn("python_package_test:\n1 failed, 11 passed", said)
+        self.assertIn("Nothing was written.", said)
+
+    def test_verify_says_why_it_leaves_the_packages_tests_out(self) -> None:
+        left_out = "left out: the Python package's tests with PyTorch"
+        self.with_package(lacks="ModuleNotFoundError: No module named 'torch'")
+        self.assertIn(f"{left_out} ({self.root}/python: ModuleNotFoundError: No module named 'torch')", self.script("verify.py", "--no-sanitizers"))
+        os.environ["WORKLOG_PYTHON"] = "no-such-python"
+        self.assertIn(f"{left_out} (there is no no-such-python)", self.script("verify.py", "--no-sanitizers"))
+        (self.root / "lib/libnormworklog.so").unlink()
+        self.assertIn(f"{left_out} (there is no {self.root}/lib/libnormworklog.so)", self.script("verify.py", "--no-sanitizers"))
+
+
+class Plan(unittest.TestCase):
+    """What bench.py would call."""
+
+    @staticmethod
+    def cells(run: bench.Run) -> set[tuple[str, str, str, str]]:
+        """What a run times: operation, type, shape and timing."""
+
+        def chosen(flag: str) -> list[str]:
+            words = run.flags[run.flags.index(flag) + 1].split(",") if flag in run.flags else ["all"]
+            return [] if words == ["all"] else words
+
+        there = {(operation, dtype) for variant, operation, dtype in run.program.implementations
+                 if all(not chosen(flag) or word in chosen(flag) for flag, word in (("--variant", variant), ("--operation", operation), ("--dtype", dtype)))}
+        return {(*each, shape, mode) for each in there for shape in chosen("--shapes") for mode in chosen("--time")}
+
+    def test_the_full_plan_covers_every_cell_that_a_peer_has(self) -> None:
+        repository = results.Repository()
+        of_stage = {"05_welford": ("layernorm_forward",), "06_fused_residual": ("rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward"),
+                    "07_backward": ("layernorm_backward", "rmsnorm_backward", "add_layernorm_backward")}
+        for stage, operations in of_stage.items():
+            program = bench.Program(Path(stage))
+            there = dict.fromkeys((t.variant, t.operation, t.dtype) for t in repository.stage_results(stage, "h200").timings)
+            program.__dict__["implementations"] = list(there)  # as its --list would say
+            runs = list(bench.runs_of(program, full=True))
+            self.assertEqual(len({run.name for run in runs}), len(runs))
+            planned = set().union(*map(self.cells, runs))
+            wanted = {(*tables.case_of(t), t.mode) for t in repository.peers("h200").timings if t.operation in operations}
+            self.assertGreater(len(wanted), 20)
+            self.assertEqual(sorted(wanted - planned), [])
 
 
 class Counters(unittest.TestCase):

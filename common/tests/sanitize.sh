@@ -4,7 +4,7 @@
 #     common/tests/sanitize.sh build/gpu/bin [STAGE ...]
 #
 # The shapes are small and awkward: odd widths, rows that start off their alignment, one row to a warp, to a block and to a
-# cluster of blocks. Where clusters stay and walk the rows there have to be more of them.
+# cluster of blocks. Where clusters stay and walk the rows, and where rows go by tiles, there have to be more of them.
 # Exit code 1 where a tool found something or a result was wrong. docs/verified/ keeps what was printed.
 set -u
 [ $# -ge 1 ] || {
@@ -26,15 +26,28 @@ calls() {
   # Clusters stay where there are four rows to each that the GPU has room for. These are rows enough for one of 148
   # multiprocessors, of about the fewest columns that fill a cluster's threads. Of each type one shape has whole vectors,
   # and one is odd: its clusters send mail. 06 need not do again what 05 does.
+  #
+  # Narrow odd rows go by tiles where x has 24 KiB to each multiprocessor, in 07 8 KiB. These are rows enough for 148
+  # again; and where blocks stay with tiles, a shape has three for each, so that a place is filled anew. The last tile ends
+  # amid a vector. Of bf16 one length is even: a lane takes pairs.
   case $1 in
     05_welford) final="--variant layer_norm" ;;
     06_fused_residual)
       final="--variant norm,fused --operation rmsnorm_forward,add_layernorm_forward,add_rmsnorm_forward"
       ;;
+    07_backward)
+      echo "packed-bf16 --variant persistent --dtype bf16 --shapes 30001x50,28500x33"
+      echo "packed-fp32 --variant persistent --dtype fp32 --shapes 15001x33"
+      # Rows that no cluster holds: blocks of the whole grid share them. Odd ones, more than teams too, and whole vectors.
+      echo "longest --variant persistent --dtype bf16 --shapes 2x262145,9x300007,5x262152"
+      return
+      ;;
     *) return ;;
   esac
   echo "staying-bf16 $final --dtype bf16 --shapes 400x36864,300x40993"
   echo "staying-fp32 $final --dtype fp32 --shapes 400x18432,300x20497"
+  echo "packed-bf16 $final --dtype bf16 --shapes 56901x130,14321x127"
+  echo "packed-fp32 $final --dtype fp32 --shapes 27557x33"
 }
 
 logs=$(mktemp -d)

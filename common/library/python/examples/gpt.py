@@ -2,11 +2,12 @@
 """A small GPT, trained twice: with PyTorch's norms and with this library's.
 
     python common/library/python/examples/gpt.py --json docs/data/gpt_h200.json     on a GPU: 6 layers, 300 steps
+    python common/library/python/examples/gpt.py --seeds 3                          the same three times, with other weights and batches
     python common/library/python/examples/gpt.py --tiny                             on a CPU, with a CPU build of the library
 
 The same weights at the start, the same batches in the same order: what differs is the norms. It is said how far the loss curves
 lie apart, beside how far PyTorch's own lies from one whose norms compute in another order, a compiled PyTorch: that is the
-noise, since training multiplies every rounding. The text is made here, by a grammar with a seed, so that nothing is downloaded
+noise, since training multiplies every rounding. One seed gives one sample of it, --seeds more. The text is made here, by a grammar with a seed, so that nothing is downloaded
 and a model has something to learn: words follow each other by rules, and brackets close.
 
 A step is timed with each: forward, backward and optimizer, on the host's clock.
@@ -113,25 +114,27 @@ class Gpt(nn.Module):
 
 
 # --- Training ----------------------------------------------------------------------------------------------------------
-def batches(size: Size, device: str) -> tuple[int, Callable[[int], tuple[Tensor, Tensor]]]:
-    """How many letters there are, and the batch of each step: the same in every run."""
+def batches(size: Size, device: str, seed: int) -> tuple[int, Callable[[int], tuple[Tensor, Tensor]]]:
+    """How many letters there are, and the batch of each step: the same in every run of a seed."""
     text = make_text(size.text, seed=1)
     letters = sorted(set(text))
     number = {letter: i for i, letter in enumerate(letters)}
     data = torch.tensor([number[letter] for letter in text], device=device)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        begins = torch.randint(len(data) - size.context - 1, (size.batch, 1), generator=torch.Generator().manual_seed(step)).to(device)
+        chance = torch.Generator().manual_seed(seed * size.steps + step)
+        begins = torch.randint(len(data) - size.context - 1, (size.batch, 1), generator=chance).to(device)
         place = begins + torch.arange(size.context, device=device)
         return data[place], data[place + 1]
 
     return len(letters), batch
 
 
-def train(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any]) -> dict[str, Any]:
-    """The losses and the seconds of a step."""
-    torch.manual_seed(0)
-    letters, batch = batches(size, device)
+def train(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any], seed: int) -> tuple[list[float], list[float]]:
+    """The loss and the seconds of each step."""
+    torch.manual_seed(seed)
+    torch.compiler.reset()  # what was compiled for another seed's model is of no use to this one
+    letters, batch = batches(size, device, seed)
     model = Gpt(size, letters).to(device, dtype)
     run = norms(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -152,8 +155,18 @@ def train(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], An
         settle()
         seconds.append(time.perf_counter() - begun)
         losses.append(loss.detach())
-    timed = sorted(seconds[size.warm_up:])
-    return {"losses": [round(float(loss), 6) for loss in losses], "step_seconds": statistics.median(timed), "step_seconds_best": timed[0]}
+    return [round(float(loss), 6) for loss in losses], seconds
+
+
+def train_seeds(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any], seeds: int) -> dict[str, Any]:
+    """The losses of each seed, and the seconds of a step after the warm-up, over all seeds."""
+    losses: list[list[float]] = []
+    timed: list[float] = []
+    for seed in range(seeds):
+        of_seed, seconds = train(size, device, dtype, norms, seed)
+        losses.append(of_seed)
+        timed += seconds[size.warm_up:]
+    return {"losses": losses, "step_seconds": statistics.median(timed), "step_seconds_best": min(timed)}
 
 
 def compiled_norms(model: Gpt) -> Gpt:
@@ -164,10 +177,11 @@ def compiled_norms(model: Gpt) -> Gpt:
     return model
 
 
+ROUNDING = "torch, norms compiled"  # the run that differs from PyTorch's in rounding alone
 RUNS: dict[str, Callable[[Gpt], Any]] = {
     "torch": lambda model: model,
     "ours": normworklog.replace_norms,
-    "torch, norms compiled": compiled_norms,
+    ROUNDING: compiled_norms,
     "torch, compiled": lambda model: torch.compile(model, dynamic=False),
     "ours, compiled": lambda model: torch.compile(normworklog.replace_norms(model), dynamic=False, fullgraph=True),
 }
@@ -180,15 +194,30 @@ def apart(first: list[float], second: list[float]) -> dict[str, float]:
     return {"largest": max(abs(a - b) for a, b in zip(first, second)), "at_the_end": abs(ends[0] - ends[1])}
 
 
+def most_apart(first: list[list[float]], second: list[list[float]]) -> dict[str, Any]:
+    """`apart` of each seed, and the largest of these."""
+    seeds = [apart(a, b) for a, b in zip(first, second)]
+    return {key: max(of_seed[key] for of_seed in seeds) for key in seeds[0]} | {"seeds": seeds}
+
+
 def commit() -> str:
     """Of the tree that this file lies in, where git can tell."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return asked.stdout.strip() or os.environ.get("WORKLOG_COMMIT", "unknown")
 
 
+def source_hashes() -> dict[str, str]:
+    """Of the kernels that these norms run, where the repository is there: by them a chart sees whether they have changed since."""
+    program = Path("../../../report/source_hash.py")
+    asked = subprocess.run([sys.executable, program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    hashes = dict(line.split() for line in asked.stdout.splitlines())
+    return {stage: hashes[stage] for stage in ("05_welford", "06_fused_residual", "07_backward") if stage in hashes}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a toy size for a CPU")
+    parser.add_argument("--seeds", type=int, default=1, help="how many times to train, each with other weights and batches (default: 1)")
     parser.add_argument("--steps", type=int, help="how many (default: 300; 6 with --tiny)")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of the parameters and the activations (default: bf16)")
     parser.add_argument("--runs", default="all", help=f"which of {', '.join(RUNS)}; separated by semicolons (default: all; two with --tiny)")
@@ -199,6 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("gpt.py: the library is a GPU build, and PyTorch sees no GPU here", file=sys.stderr)
         return 2
     size = TINY if options.tiny else Size()
+    if options.seeds < 1:
+        parser.error(f"--seeds is {options.seeds}; it must be 1 or more")
     if options.steps:
         size = Size(**{**asdict(size), "steps": options.steps, "warm_up": min(size.warm_up, options.steps - 1)})
     chosen = list(RUNS)[:2] if options.tiny and options.runs == "all" else list(RUNS) if options.runs == "all" else options.runs.split(";")
@@ -207,15 +238,19 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype]
     results = {}
     for name in chosen:
-        results[name] = train(size, device, dtype, RUNS[name])
-        last = results[name]["losses"][-1]
-        print(f"{name:24} loss {results[name]['losses'][0]:.4f} to {last:.4f}, a step {results[name]['step_seconds'] * 1e3:.2f} ms", flush=True)
-    differences = {name: apart(results["torch"]["losses"], result["losses"]) for name, result in results.items() if name != "torch"} if "torch" in results else {}
+        results[name] = train_seeds(size, device, dtype, RUNS[name], options.seeds)
+        for losses in results[name]["losses"]:
+            print(f"{name:24} loss {losses[0]:.4f} to {losses[-1]:.4f}, a step {results[name]['step_seconds'] * 1e3:.2f} ms", flush=True)
+    differences = {name: most_apart(results["torch"]["losses"], result["losses"]) for name, result in results.items() if name != "torch"} if "torch" in results else {}
     for name, difference in differences.items():
         print(f"{name:24} from torch: at most {difference['largest']:.4f}, at the end {difference['at_the_end']:.4f}")
+    if "ours" in differences and ROUNDING in differences:
+        print(f"the largest gap over {options.seeds} seed{'s' if options.seeds > 1 else ''}: ours from torch {differences['ours']['largest']:.4f}, "
+              f"by rounding alone {differences[ROUNDING]['largest']:.4f}")
     if options.json:
         context = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__, "dtype": options.dtype,
-                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "commit": commit(), "size": asdict(size)}
+                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "commit": commit(), "source_hashes": source_hashes(), "seeds": options.seeds,
+                   "size": asdict(size)}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"context": context, "runs": results, "apart": differences}) + "\n", encoding="utf-8")
     return 0
