@@ -365,6 +365,19 @@ TEST_F(SimtErrors, LoopsThatNeverEndMeetTheBlockLimit) {
                  {.grid = 2, .block = 32}, static_cast<volatile int*>(static_cast<int*>(flag)));
 }
 
+// Whenever one looks, nearly all blocks wait. But none for long.
+TEST_F(SimtErrors, ManyShortWaitsAreNotALongOne) {
+  simt::Options options = simt::options();
+  options.spin_limit = std::chrono::milliseconds(20);
+  simt::set_options(options);
+  launch(
+      +[] {
+        for (int i = 0; i < 20'000; ++i) cooperative_groups::this_cluster().sync();
+      },
+      {.grid = 8, .block = 1, .cluster = 8});
+  check_cuda(cudaDeviceSynchronize(), "many barriers of a cluster");
+}
+
 TEST_F(SimtErrors, LongWorkIsNotAHang) {
   simt::Options options = simt::options();
   options.spin_limit = std::chrono::milliseconds(50);

@@ -461,6 +461,7 @@ unsigned BlockRunner::release_someone(Turn turn) {
     for (const Group group : {Group::cluster, Group::grid}) {
       GroupState& state = groups_[static_cast<size_t>(group)];
       if (!state.posted) continue;
+      waits.store(waits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       waits_for_blocks.store(true, std::memory_order_relaxed);
       const bool passed = state.barrier->wait(state.phase, *launch_);
       waits_for_blocks.store(false, std::memory_order_relaxed);

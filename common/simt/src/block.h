@@ -127,6 +127,7 @@ class BlockRunner {
   // Read by the watchdog.
   std::atomic<bool> active{false};
   std::atomic<bool> waits_for_blocks{false};  // on the OS thread, for the other blocks of its team
+  std::atomic<uint64_t> waits{0};             // that have begun
   std::atomic<bool> only_spins{false};        // every thread of the block has had turns and changed nothing
   std::atomic<uint64_t> spins{0};
   std::atomic<uint64_t> switches{0};

@@ -66,7 +66,7 @@ class Worker {
   BlockRunner& runner() { return runner_; }
   void interrupt() { detail::interrupt(native_); }
 
-  uint64_t seen_switches = 0, seen_spins = 0;  // the watchdog's notes
+  uint64_t seen_switches = 0, seen_spins = 0, seen_waits = 0;  // the watchdog's notes
 
  private:
   void loop();
@@ -235,6 +235,8 @@ void Pool::look_after(Launch& launch) {
     if (!runner.active.load()) continue;
     const uint64_t switches = runner.switches.load(std::memory_order_relaxed);
     const uint64_t spins = runner.spins.load(std::memory_order_relaxed);
+    const uint64_t waits = runner.waits.load(std::memory_order_relaxed);
+    if (waits != worker.seen_waits) all_spin = false;  // it has gone on, even if it waits again
     if (!runner.waits_for_blocks.load(std::memory_order_relaxed)) {
       if (!runner.only_spins.load(std::memory_order_relaxed)) all_spin = false;
       if (spins == worker.seen_spins) some_new = false;
@@ -242,6 +244,7 @@ void Pool::look_after(Launch& launch) {
     }
     worker.seen_switches = switches;
     worker.seen_spins = spins;
+    worker.seen_waits = waits;
   }
 
   const uint64_t events = launch.block_events.load(std::memory_order_relaxed);
