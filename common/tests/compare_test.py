@@ -523,7 +523,7 @@ class Contenders(unittest.TestCase):
     def test_a_library_is_imported_once(self) -> None:
         with mock.patch("importlib.import_module", return_value=SimpleNamespace()) as imports:
             self.contenders._imported.cache_clear()
-            first, second = (self.contenders._imported("some.library") for _ in range(2))
+            first, second = (self.contenders._imported("some.package") for _ in range(2))
             self.contenders._imported.cache_clear()
         self.assertIs(first, second)
         imports.assert_called_once()
