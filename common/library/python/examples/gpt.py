@@ -7,8 +7,9 @@
 
 The same weights at the start, the same batches in the same order: what differs is the norms. It is said how far the loss curves
 lie apart, beside how far PyTorch's own lies from one whose norms compute in another order, a compiled PyTorch: that is the
-noise, since training multiplies every rounding. One seed gives one sample of it, --seeds more. The text is made here, by a grammar with a seed, so that nothing is downloaded
-and a model has something to learn: words follow each other by rules, and brackets close.
+noise, since training multiplies every rounding. One seed gives one sample of it, --seeds more. The text is made here, by a
+grammar with a seed, so that nothing is downloaded and a model has something to learn: words follow each other by rules, and
+brackets close.
 
 A step is timed with each: forward, backward and optimizer, on the host's clock.
 """
