@@ -333,7 +333,8 @@ def command_output(*command: str) -> str:
 
 
 def clocks() -> str:
-    return command_output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"  # of several GPUs, the one that is measured
+    return command_output("nvidia-smi", "-i", first, "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")
 
 
 def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
