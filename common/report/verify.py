@@ -38,6 +38,8 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be 
 
 COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
 PAST_32_BITS = "past 2^32 elements"
+# The stages, and their variants, that take narrow rows by tiles.
+WITH_TILES = {"05_welford": "layer_norm", "06_fused_residual": "unfused,fused,fused_inplace,norm", "07_backward": "persistent"}
 ACCEPTED = ("passed", "expected failure", "permitted failure")
 PACKAGE = ROOT / "common/library/python"
 PACKAGE_NEEDS = """import numpy, pytest, torch, normworklog
@@ -85,8 +87,9 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
     yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
-    yield Sweep("narrow rows", "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
-                ("--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510", "--input", "normal"))
+    if variants := WITH_TILES.get(program.stage):
+        yield Sweep("narrow rows", "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
+                    ("--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510", "--variant", variants, "--input", "normal"))
     yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
                 ("--rows", "3", "--cols", COLS, "--input", "large_mean"))
     yield Sweep("strides", "rows with 3 elements between them, tensors that begin 1 element off their alignment",
