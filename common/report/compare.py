@@ -27,6 +27,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -253,7 +254,9 @@ def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str
 
 
 def why(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
+    """In a line, without the colours that some write for a terminal."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return f"{type(error).__name__}: {' '.join(plain.split())[:200]}"
 
 
 Calls = dict[str, Callable[[], Any]]

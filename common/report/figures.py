@@ -7,6 +7,8 @@ A key is one of
     peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
     data/article_worklog/naive                                      a figure in docs/data/
     counters/04_vectorized/cached/layernorm_forward/fp32/1024x1024  what the hardware counted of it, with counter=NAME
+    compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one process; compare/best: that of
+                                                                    the fastest other library whose result was right
 
 `best` in the place of a variant or peer is the fastest one (of a check: the one with the smallest error).
 """
@@ -137,6 +139,8 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
             raise ReportError(f"docs/data/{file}.json gives '{name}' in the unknown unit '{unit}'")
         measures, size, _ = UNITS[unit]
         return Figure(figures[name]["value"] * size, measures)
+    if key.startswith("compare/"):
+        return beside_others(repository, key.removeprefix("compare/"), dimension, gpu)
     if key.startswith("counters/"):
         return hardware_counter(repository, key.removeprefix("counters/"), counter, gpu)
     counter = counter or DEFAULT_COUNTER[dimension]
@@ -147,6 +151,26 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
     if value is None:
         raise ReportError(f"'{key}' has no {counter}")
     return Figure(value, COUNTERS[counter], entry.stale)
+
+
+def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -> Figure:
+    """Our time in a cell of the comparison (or our share of a copy), or that of the fastest other."""
+    import rivals
+
+    path = repository.root / "docs" / "compare" / f"{gpu}.json"
+    if not path.is_file():
+        raise ReportError(f"there is no {path.relative_to(repository.root)}")
+    side, _, cell = name.partition("/")
+    document = repository.comparison(gpu)
+    found = next((v for v in rivals.verdicts(document) if f"{v.cell.name}/{v.mode}" == cell), None)
+    if not found or side not in ("ours", "best"):
+        raise ReportError(f"{path.relative_to(repository.root)} has no '{name}': it is ours or best, and operation/dtype/shape/timing")
+    stale = found.cell.operation in rivals.stale_operations(document, repository.root)
+    if dimension != "ratio":
+        return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)
+    if side == "best" or not found.share_of_copy:
+        raise ReportError(f"'compare/{name}' has no share of a copy")
+    return Figure(found.share_of_copy, "ratio", stale)
 
 
 def hardware_counter(repository: Repository, name: str, counter: str | None, gpu: str) -> Figure:

@@ -268,6 +268,7 @@ class Repository:
         self.counters = lru_cache(None)(self._counters)
         self.verified = lru_cache(None)(self._verified)
         self.data = lru_cache(None)(self._data)
+        self.comparison = lru_cache(None)(self._comparison)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
     def stages(self) -> list[str]:
@@ -342,6 +343,10 @@ class Repository:
 
     def has_peers(self, gpu: str) -> bool:
         return (self.root / "common" / "report" / "peers" / f"{gpu}.json").is_file()
+
+    def _comparison(self, gpu: str = DEFAULT_GPU) -> dict:
+        """Us beside other libraries, as compare.py wrote it."""
+        return read_json(self.root / "docs" / "compare" / f"{gpu}.json", self.root)
 
     def _data(self, name: str) -> dict:
         return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)

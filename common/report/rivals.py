@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ AUTOTUNE = "torch.compile max-autotune"
 NOISY = "from Python, and between events on tensors of up to 16 MiB,"
 SUMMARY_NOTE = (f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half of the larger spread, up to 10 %. "
                 "*Wrong*: results of other libraries that were off, and so were not timed")
+TOTALS_NOTE = f"How many times as fast as the fastest other library in the same cell. *Level*: within 2 %; {NOISY} also within half of the larger spread, up to 10 %"
 LOST_NOTE = f"Cells where another library is faster by more than 2 %; {NOISY} by more than half of the larger spread, too, or by more than 10 %"
 
 
@@ -118,14 +120,14 @@ def read(place: Place) -> tuple[Path, dict[str, Any] | None]:
 
 
 def against_peers(place: Place) -> Table:
-    """Us against the best peer. show=summary: a line for each operation and way of timing; show=lost: the cells where we lose.
-    operation, dtype and mode choose; limit=15 ends the lost ones after so many."""
+    """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each kind of
+    operation; show=lost: the cells where we lose. operation, dtype and mode choose; limit=15 ends the lost ones after so many."""
     from tables import Table
 
     path, document = read(place)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
-    for option, known in (("operation", TENSORS), ("dtype", ELEMENT_BYTES), ("mode", MODES), ("show", ("summary", "lost"))):
+    for option, known in (("operation", TENSORS), ("dtype", ELEMENT_BYTES), ("mode", MODES), ("show", ("summary", "totals", "lost"))):
         for word in place.chosen(option):
             if word not in known:
                 raise ReportError(f"{option} is '{word}'; it must be of {', '.join(known)}")
@@ -136,6 +138,8 @@ def against_peers(place: Place) -> Table:
     old = stale_operations(document, place.repository.root)
     if place.option("show", "summary") == "summary":
         return with_source(place, path, document, summary_lines(found, wrong_results(document), old), [SUMMARY_NOTE, *left_out(document)], found, old)
+    if place.option("show", "summary") == "totals":
+        return with_source(place, path, document, totals_lines(found, old), [TOTALS_NOTE, *left_out(document)], found, old)
     limit = place.option("limit", str(len(found)))
     if not limit.isdecimal():
         raise ReportError(f"limit is '{limit}'; it must be a number")
@@ -176,6 +180,26 @@ def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], old: se
                       *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], case(worst), label(worst.rival),
                       str(sum(cell in names for _, cell in wrong))])
     return markdown_table(head, lines, 2)
+
+
+KINDS = {"norms over rows, forward": lambda operation: not operation.startswith("batchnorm") and operation.endswith("_forward"),
+         "norms over rows, backward": lambda operation: not operation.startswith("batchnorm") and operation.endswith("_backward"),
+         "BatchNorm": lambda operation: operation.startswith("batchnorm")}
+
+
+def totals_lines(found: Sequence[Verdict], old: set[str]) -> str:
+    """A line for each kind of operation, size of a tensor (up to what a launch can hide, and more) and way of timing."""
+    from tables import dagger, markdown_table
+
+    lines = []
+    for (kind, is_of), large, mode in itertools.product(KINDS.items(), (True, False), MODES):
+        group = [v for v in found if is_of(v.cell.operation) and (v.cell.tensor_bytes > SMALL_BYTES) == large and v.mode == mode]
+        if not group:
+            continue
+        outcomes = [v.outcome for v in group]
+        lines.append([dagger(kind, any(v.cell.operation in old for v in group)), f"{'more than' if large else 'up to'} 16 MiB", mode, str(len(group)),
+                      *[str(outcomes.count(o)) for o in ("won", "level", "lost")], f"{statistics.median(v.ahead for v in group):.2f}x"])
+    return markdown_table(["operations", "a tensor", "timing", "cells", "won", "level", "lost", "median"], lines, 3)
 
 
 def lost_lines(lost: Sequence[Verdict], old: set[str]) -> str:

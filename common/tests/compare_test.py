@@ -24,6 +24,7 @@ sys.path[:0] = [str(SOURCE / "common/report"), str(SOURCE / "common/report/peers
 sys.dont_write_bytecode = True
 
 import compare
+import figures
 import results
 import rivals
 import source_hash
@@ -246,6 +247,40 @@ class Tables(unittest.TestCase):
         self.assertNotIn("1024 x 4096", lost)
         with self.assertRaises(results.ReportError):
             self.table(content, show="won")
+
+    def test_totals_of_kinds(self) -> None:
+        cells = {Cell("layernorm_forward", "bf16", 64, 4096): 20e-6, Cell("rmsnorm_forward", "fp16", 1, 4096): 10e-6, Cell("layernorm_forward", "bf16", 65536, 4096): 5e-6,
+                 Cell("add_rmsnorm_backward", "fp32", 64, 4096): 20e-6, Cell("batchnorm_inference", "fp32", 64, 4096): 5e-6}
+        content = document([timing(name, cell, mode, seconds) for cell, theirs in cells.items() for mode in ("python", "graph")
+                            for name, seconds in (("ours", 10e-6), ("torch", theirs))])
+        lines = self.table(content, show="totals", mode="graph").replace("†", "").splitlines()[2:6]
+        self.assertEqual(lines, ["| norms over rows, forward | more than 16 MiB | graph | 1 | 0 | 0 | 1 | 0.50x |",
+                                 "| norms over rows, forward | up to 16 MiB | graph | 2 | 1 | 1 | 0 | 1.50x |",
+                                 "| norms over rows, backward | up to 16 MiB | graph | 1 | 1 | 0 | 0 | 2.00x |",
+                                 "| BatchNorm | up to 16 MiB | graph | 1 | 0 | 0 | 1 | 0.50x |"])
+        self.assertEqual(self.table(content, show="totals").count(" python "), 4)
+
+    def test_figures_of_a_cell(self) -> None:
+        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("liger", CELL, "cold", 20e-6)])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder).resolve() / "docs" / "compare" / "h200.json"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(content), encoding="utf-8")
+            repository = results.Repository(path.parents[2])
+
+            def figure(**options: str) -> str:
+                return figures.figure(repository, options, "h200")[0].replace("†", "")
+
+            ours, best = (f"compare/{side}/{CELL.name}/cold" for side in ("ours", "best"))
+            self.assertEqual(figure(key=ours, unit="us"), "10.0 µs")
+            self.assertEqual(figure(key=best, unit="us"), "20.0 µs")
+            self.assertEqual(figure(key=best, over=ours, unit="x"), "2.00x")
+            self.assertEqual(figure(key=ours, unit="percent"), "90.0 %")
+            for options in ({"key": best, "unit": "percent"}, {"key": f"compare/liger/{CELL.name}/cold", "unit": "us"}, {"key": f"compare/ours/{CELL.name}/warm", "unit": "us"}):
+                with self.assertRaises(results.ReportError):
+                    figure(**options)
+            with self.assertRaises(results.ReportError):
+                figures.figure(repository, {"key": ours, "unit": "us"}, "another")
 
     def test_the_summary_is_in_the_order_of_operations_and_timings(self) -> None:
         cells = [Cell(operation, "bf16", 64, 4096) for operation in ("rmsnorm_backward", "layernorm_forward")]
