@@ -102,6 +102,8 @@ def origin_of(root: Path, key: str, gpu: str) -> tuple[Path, Origin]:
         path = root / "docs/data" / f"{file}.json"
     elif head == "counters":
         path, name = root / "docs/counters" / f"{gpu}.json", rest.partition("/")[0]
+    elif head == "compare":
+        path, name = root / "docs/compare" / f"{gpu}.json", ""
     elif head == PEERS:
         path, name = root / "common/report/peers" / f"{gpu}.json", ""
     else:
