@@ -242,8 +242,6 @@ def finish_stage(program: Program, runs: Sequence[Run], kept: Path, path: Path, 
     merged["context"]["grid"] = grid
     path.parent.mkdir(parents=True, exist_ok=True)
     merge_results.write(path, merged)
-    for run in runs:
-        run.kept(kept).unlink()
     print(f"  {program.stage}: {len(merged['benchmarks'])} timings written to {shown(path)}", flush=True)
 
 
@@ -330,7 +328,7 @@ def bench(options: argparse.Namespace) -> int:
     before = sum(run.kept(kept).is_file() for run in everything)
     resumed = f"; {before} of {len(everything)} runs were done before and are kept" if before else ""
     print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}: the {grid} grid, about {max(1, round(work.left / options.gpus / 60))} minutes{resumed}", flush=True)
-    failed = []
+    failed, finished = [], []
     with ThreadPoolExecutor(max_workers=options.gpus) as pool:
         try:
             taken = {program: [pool.submit(work.take, run) for run in runs] for program, runs in plan.items()}
@@ -343,11 +341,14 @@ def bench(options: argparse.Namespace) -> int:
                     continue
                 path = destination(program, gpu, options.output)
                 finish_stage(program, runs, kept, path, grid)
+                finished += runs
                 show_best(path)
         except BaseException:
             CHILDREN.stop()
             pool.shutdown(cancel_futures=True)
             raise
+    for run in finished:  # not before the end: stopped in a later stage, the same call does not begin with the first
+        run.kept(kept).unlink()
     if failed:
         print(f"no results for: {', '.join(failed)}", file=sys.stderr)
         return 1

@@ -1109,24 +1109,39 @@ class Programs(unittest.TestCase):
         document = json.loads((self.output / "02_shared_reduction.json").read_text(encoding="utf-8"))
         self.assertEqual([round(b["median_seconds"] * 1e6) for b in document["benchmarks"]], [7, 10])
 
-    def test_bench_can_be_stopped(self) -> None:
-        path = self.programs / "answer-01_naive"
-        answer = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(answer | {"sleeps": True}), encoding="utf-8")
-        command = [sys.executable, REPORT / "bench.py", "--programs", self.programs, "--output", self.output, "--work", self.root / "work", "--stage", "01"]
+    def stopped_at(self, run: str, *arguments: str) -> None:
+        """Benches as Ctrl-C ends it once `run` has begun."""
+        command = [sys.executable, REPORT / "bench.py", "--programs", self.programs, "--output", self.output, "--work", self.root / "work", *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         assert process.stdout
-        while "[2/2]" not in process.stdout.readline():
+        while run not in process.stdout.readline():
             self.assertIsNone(process.poll())
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 130, said)
         self.assertIn("The same call goes on from here", said)
+
+    def sleeps(self, stage: str) -> None:
+        path = self.programs / f"answer-{stage}"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"sleeps": True}), encoding="utf-8")
+
+    def test_bench_can_be_stopped(self) -> None:
+        self.sleeps("01_naive")
+        self.stopped_at("[2/2]", "--stage", "01")
         self.assertFalse(self.output.exists())
-        path.write_text(json.dumps(answer), encoding="utf-8")
+        self.answer("01_naive")
         self.calls()
         self.assertIn("1 of 2 runs were done before and are kept", self.bench("--stage", "01"))
         self.assertEqual(len(self.calls()), 1)
+
+    def test_bench_stopped_in_a_later_stage_keeps_the_first(self) -> None:
+        self.sleeps("02_shared_reduction")
+        self.stopped_at("[4/4]")
+        self.answer("02_shared_reduction")
+        self.calls()
+        self.assertIn("3 of 4 runs were done before and are kept", self.bench())
+        self.assertEqual(len(self.calls()), 1)
+        self.assertEqual(list((self.root / "work").rglob("*.json")), [])
 
     def test_bench_keeps_a_full_run(self) -> None:
         self.bench("--full", "--stage", "01")
