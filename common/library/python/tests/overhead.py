@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a call costs the host, beside PyTorch's own: microseconds of F.layer_norm's and of ours at 64 x 4096.
+"""What a call costs the host, beside PyTorch's own: microseconds of F.layer_norm's, F.batch_norm's and of ours at 64 x 4096.
 
     python3 common/library/python/tests/overhead.py [--json FILE]
 
 On a GPU the kernels take about 2 us, so that back-to-back calls wait for the host: what is measured is the way from Python to
-the end of the launch. Where the library is a CPU build, the tensors have no rows, so that no kernel runs. The two take turns
-in short rounds, and of each the fastest round counts: other work on the machine only ever adds.
+the end of the launch. Where the library is a CPU build, the tensors have no rows and steps have frozen parameters, so that no
+kernel runs. The two take turns in short rounds, and of each the fastest round counts: other work on the machine only ever adds.
 """
 
 from __future__ import annotations
@@ -58,17 +58,24 @@ def measure(device: str) -> dict[str, dict[str, float]]:
     weight, bias = theirs.weight, theirs.bias
     residual = torch.zeros_like(x)
     tracked, dy = torch.zeros_like(x, requires_grad=True), torch.zeros_like(x)
+    mean, var = torch.zeros(4096, device=device), torch.ones(4096, device=device)
+    # Sums over no rows are zeros, which a kernel writes.
+    scale, shift, inputs = (weight, bias, (tracked, weight, bias)) if device == "cuda" else (gamma, beta, (tracked,))
 
     def step(y: torch.Tensor) -> Any:
-        return torch.autograd.grad(y, (tracked, weight, bias), dy)
+        return torch.autograd.grad(y, inputs, dy)
 
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "forward": (lambda: F.layer_norm(x, (4096,), gamma, beta), lambda: nw.layer_norm(x, gamma, beta)),
         "forward of parameters, for a backward pass": (lambda: F.layer_norm(x, (4096,), weight, bias), lambda: nw.layer_norm(x, weight, bias)),
         "module": (lambda: theirs(x), lambda: mine(x)),
         "rms_norm": (lambda: F.rms_norm(x, (4096,), gamma, 1e-6), lambda: nw.rms_norm(x, gamma)),
-        "step, forward and backward": (lambda: step(F.layer_norm(tracked, (4096,), weight, bias)), lambda: step(nw.layer_norm(tracked, weight, bias))),
+        "step, forward and backward": (lambda: step(F.layer_norm(tracked, (4096,), scale, shift)), lambda: step(nw.layer_norm(tracked, scale, shift))),
         "add and norm": (lambda: F.layer_norm(x + residual, (4096,), gamma, beta), lambda: nw.add_layer_norm(x, residual, gamma, beta)),
+        "batch_norm in training": (lambda: F.batch_norm(x, mean, var, gamma, beta, True), lambda: nw.batch_norm(x, mean, var, gamma, beta, True)),
+        "batch_norm in inference": (lambda: F.batch_norm(x, mean, var, gamma, beta), lambda: nw.batch_norm(x, mean, var, gamma, beta)),
+        "batch_norm step, forward and backward": (lambda: step(F.batch_norm(tracked, mean, var, scale, shift, True)),
+                                                  lambda: step(nw.batch_norm(tracked, mean, var, scale, shift, True))),
     }
     found = {}
     for name, (torch_call, our_call) in cases.items():
