@@ -6,22 +6,27 @@
 // the library, whose functions it is given as addresses, so that both of them and Python work on one copy of it.
 #include <ATen/Functions.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "norm_worklog.h"
 
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
+using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
@@ -73,33 +78,76 @@ void* stream_of(const Tensor& x) {
   return stream;
 }
 
-// The tensors that this file takes on: of a known type, without gaps, where the library works.
-bool is_plain(const Tensor& tensor) {
+// --- What is taken on ------------------------------------------------------------------------------------------------
+
+// Of a known type, where the library works.
+bool is_known(const Tensor& tensor) {
   const auto type = tensor.scalar_type();
-  return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && tensor.is_contiguous() &&
+  return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
          (library.current_stream ? tensor.is_cuda() : tensor.is_cpu());
 }
 
-bool is_plain_vector(const MaybeTensor& vector, const Tensor& x) {
+bool is_plain(const Tensor& tensor) {
+  return is_known(tensor) && tensor.is_contiguous();
+}
+
+bool is_plain_vector(const MaybeTensor& vector, int64_t size, const Tensor& x) {
   if (!vector) return true;
-  return is_plain(*vector) && vector->dim() == 1 && vector->size(0) == x.size(-1) && vector->device() == x.device() &&
+  return is_plain(*vector) && vector->dim() == 1 && vector->size(0) == size && vector->device() == x.device() &&
          (vector->scalar_type() == x.scalar_type() || vector->scalar_type() == at::kFloat);
 }
 
+bool are_plain_parameters(const MaybeTensor& gamma, const MaybeTensor& beta, int64_t size, const Tensor& x) {
+  return is_plain_vector(gamma, size, x) && is_plain_vector(beta, size, x) &&
+         (!gamma || !beta || gamma->scalar_type() == beta->scalar_type());
+}
+
 bool is_plain_call(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma, const MaybeTensor& beta) {
-  if (!is_plain(x) || x.dim() == 0 || x.size(-1) == 0 || !is_plain_vector(gamma, x) || !is_plain_vector(beta, x))
+  if (!is_plain(x) || x.dim() == 0 || x.size(-1) == 0 || !are_plain_parameters(gamma, beta, x.size(-1), x))
     return false;
-  if (gamma && beta && gamma->scalar_type() != beta->scalar_type()) return false;
   return !residual || (is_plain(*residual) && residual->scalar_type() == x.scalar_type() &&
                        residual->device() == x.device() && residual->sizes() == x.sizes());
 }
 
+// --- Arguments -------------------------------------------------------------------------------------------------------
+
+at::ScalarType parameter_type_of(const Tensor& x, const MaybeTensor& gamma, const MaybeTensor& beta) {
+  return (gamma ? *gamma : beta ? *beta : x).scalar_type();
+}
+
+const void* read(const Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
 const void* read(const MaybeTensor& tensor) {
   return tensor ? tensor->const_data_ptr() : nullptr;
 }
 void* written(const Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
 }
+
+// Memory for the call to work in, for as long as the tensor lives; undefined where it needs none.
+template <class Args>
+Tensor room_for(nw_operation operation, Args& args, const Tensor& x) {
+  succeeded(library.workspace_size(operation, &args, &args.workspace_bytes));
+  if (!args.workspace_bytes) return {};
+  const Tensor room = at::empty({static_cast<int64_t>(args.workspace_bytes)}, x.options().dtype(at::kByte));
+  args.workspace = written(room);
+  return room;
+}
+
+struct Gradients {
+  Tensor dx, dgamma, dbeta;
+
+  // Room for those that are `wanted`. dx is laid out as x.
+  Gradients(const Tensor& x, int64_t parameters, at::ScalarType parameter_type, const std::array<bool, 3>& wanted) {
+    const auto options = x.options().dtype(parameter_type);
+    if (wanted[0]) dx = at::empty_like(x);
+    if (wanted[1]) dgamma = at::empty({parameters}, options);
+    if (wanted[2]) dbeta = at::empty({parameters}, options);
+  }
+};
+
+// --- Norms over rows -------------------------------------------------------------------------------------------------
 
 // What distinguishes the four norms.
 struct Norm {
@@ -119,7 +167,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const MaybeTensor& residual,
   const auto shared = [&](auto& args) {
     args.size = sizeof args;
     args.dtype = type_of(x.scalar_type());
-    args.param_dtype = type_of(gamma ? gamma->scalar_type() : beta ? beta->scalar_type() : x.scalar_type());
+    args.param_dtype = type_of(parameter_type_of(x, gamma, beta));
     args.x = x.const_data_ptr();
     args.gamma = read(gamma);
     args.y = written(y);
@@ -161,19 +209,12 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const MaybeTensor& residual,
   return {y, h};
 }
 
-struct Gradients {
-  Tensor dx, dgamma, dbeta;
-};
-
 // Those that are `wanted`. `x` is what was normalized; all tensors are without gaps.
 Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Tensor& gamma, const Tensor& statistics,
                    bool centered, at::ScalarType parameter_type, const std::array<bool, 3>& wanted) {
   const c10::OptionalDeviceGuard guard(x.device());
   const int64_t cols = x.size(-1), rows = x.numel() / cols;
-  const auto vector = [&](bool is_wanted) {
-    return is_wanted ? at::empty({cols}, x.options().dtype(parameter_type)) : Tensor();
-  };
-  Gradients found{wanted[0] ? at::empty_like(x) : Tensor(), vector(wanted[1]), vector(wanted[2])};
+  Gradients found(x, cols, parameter_type, wanted);
   const float* mean = statistics.const_data_ptr<float>();
   Tensor room;
   const auto shared = [&](auto& args, nw_operation operation) {
@@ -182,14 +223,11 @@ Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Te
     args.param_dtype = type_of(parameter_type);
     args.rows = rows;
     args.cols = args.dy_stride = args.x_stride = args.dh_stride = args.dx_stride = cols;
-    succeeded(library.workspace_size(operation, &args, &args.workspace_bytes));
-    if (args.workspace_bytes)
-      room = at::empty({static_cast<int64_t>(args.workspace_bytes)}, x.options().dtype(at::kByte));
-    args.workspace = written(room);
+    room = room_for(operation, args, x);
     args.dy = dy.const_data_ptr();
     args.x = x.const_data_ptr();
-    args.dh = dh.defined() ? dh.const_data_ptr() : nullptr;
-    args.gamma = gamma.defined() ? gamma.const_data_ptr() : nullptr;
+    args.dh = read(dh);
+    args.gamma = read(gamma);
     args.rstd = centered ? mean + rows : mean;
     args.dx = written(found.dx);
     args.dgamma = written(found.dgamma);
@@ -211,55 +249,104 @@ Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Te
   return found;
 }
 
-struct Differentiable : torch::autograd::Function<Differentiable> {
-  // y, or y and h.
-  static variable_list forward(AutogradContext* context, const Tensor& x, const MaybeTensor& residual,
-                               const MaybeTensor& gamma, const MaybeTensor& beta, const Norm& norm) {
-    const int64_t rows = x.numel() / x.size(-1);
-    const Tensor statistics = at::empty({norm.centered ? 2 * rows : rows}, x.options().dtype(at::kFloat));
-    auto [y, h] = ::forward(x, residual, gamma, beta, norm, statistics);
-    context->save_for_backward({residual ? h : x, gamma.value_or(Tensor()), statistics});
-    const Tensor& like = gamma ? *gamma : beta ? *beta : x;
-    context->saved_data["parameter_type"] = static_cast<int64_t>(like.scalar_type());
-    context->saved_data["centered"] = norm.centered;
-    context->saved_data["has_residual"] = residual.has_value();
-    context->saved_data["has_beta"] = beta.has_value();
-    context->set_materialize_grads(false);
-    return residual ? variable_list{y, h} : variable_list{y};
+// --- Autograd --------------------------------------------------------------------------------------------------------
+
+// A node as this PyTorch counts its references: in a std::shared_ptr, from 2.13 on in the node itself.
+template <class Kind>
+auto make_node() {
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<Kind>(new Kind, [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Kind>();
+  }
+}
+
+// What a backward pass has from its forward pass. torch::autograd::Function would keep it in a dictionary, and costs a
+// step two microseconds more than a node of one's own.
+struct Backward : torch::autograd::Node {
+  SavedVariable normalized, gamma, statistics;
+  at::ScalarType parameter_type{};
+
+  void save(const Tensor& what_is_normalized, bool is_output, const MaybeTensor& given_gamma, const Tensor& found) {
+    normalized = SavedVariable(what_is_normalized, is_output);
+    if (given_gamma) gamma = SavedVariable(*given_gamma, false);
+    statistics = SavedVariable(found, false);
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+  variable_list apply(variable_list&& gradients) final {
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "normworklog's backward passes are not differentiable: there is no second derivative");
-    const variable_list saved = context->get_saved_variables();
-    const Tensor dy = gradients[0], dh = gradients.size() > 1 ? gradients[1] : Tensor();
-    size_t edge = 0;  // of those inputs that were there
-    const auto wanted = [&](bool was_there) { return was_there && context->needs_input_grad(edge++); };
-    const bool want_x = wanted(true), want_residual = wanted(context->saved_data["has_residual"].toBool());
-    const bool want_gamma = wanted(saved[1].defined()), want_beta = wanted(context->saved_data["has_beta"].toBool());
-    if (!dy.defined()) return {want_x ? dh : Tensor(), want_residual ? dh : Tensor(), Tensor(), Tensor(), Tensor()};
-    const auto found = ::backward(dy.contiguous(), saved[0], dh.defined() ? dh.contiguous() : dh, saved[1], saved[2],
-                                  context->saved_data["centered"].toBool(),
-                                  static_cast<at::ScalarType>(context->saved_data["parameter_type"].toInt()),
-                                  {want_x || want_residual, want_gamma, want_beta});
-    return {want_x ? found.dx : Tensor(), want_residual ? found.dx : Tensor(), found.dgamma, found.dbeta, Tensor()};
+    const std::lock_guard lock(mutex_);  // another thread may run the same graph
+    return of(gradients);
+  }
+  // Of each input, from those of the outputs.
+  virtual variable_list of(const variable_list& gradients) = 0;
+
+  void release_variables() final {
+    const std::lock_guard lock(mutex_);
+    normalized.reset_data();
+    gamma.reset_data();
+    statistics.reset_data();
   }
 };
+
+// Makes `output` one whose gradient comes to `node`.
+template <class Pointer>
+void set_history(const Tensor& output, const Pointer& node) {
+  torch::autograd::impl::set_gradient_edge(output, {node, node->add_input_metadata(output)});
+}
 
 bool requires_grad(const MaybeTensor& tensor) {
   return tensor && tensor->requires_grad();
 }
 
+template <class... Tensors>
+bool is_tracked(const Tensors&... inputs) {
+  return at::GradMode::is_enabled() && (requires_grad(inputs) || ...);
+}
+
+// Forward-mode derivatives, which there are none of: the way through Python says so.
+bool has_tangent(const MaybeTensor& tensor) {
+  return tensor && tensor->_fw_grad(0).defined();
+}
+
+struct NormBackward final : Backward {
+  bool centered = false;
+
+  std::string name() const override { return "NormBackward"; }
+
+  variable_list of(const variable_list& gradients) override {
+    const bool want_x = task_should_compute_output(0), want_residual = task_should_compute_output(1);
+    const Tensor& dy = gradients[0];
+    const Tensor dh = gradients.size() > 1 ? gradients[1] : Tensor();
+    // Nothing depends on y: h = x + residual alone is left.
+    if (!dy.defined()) return {want_x ? dh : Tensor(), want_residual ? dh : Tensor(), Tensor(), Tensor()};
+    const auto found =
+        backward(dy.contiguous(), normalized.unpack(getptr()), dh.defined() ? dh.contiguous() : dh, gamma.unpack(),
+                 statistics.unpack(), centered, parameter_type,
+                 {want_x || want_residual, task_should_compute_output(2), task_should_compute_output(3)});
+    return {want_x ? found.dx : Tensor(), want_residual ? found.dx : Tensor(), found.dgamma, found.dbeta};
+  }
+};
+
 // (y, h), h undefined where there is no residual; nothing where the call is declined.
 std::optional<std::tuple<Tensor, Tensor>> call(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma,
                                                const MaybeTensor& beta, const Norm& norm) {
   if (!is_plain_call(x, residual, gamma, beta)) return std::nullopt;
-  if (at::GradMode::is_enabled() &&
-      (x.requires_grad() || requires_grad(residual) || requires_grad(gamma) || requires_grad(beta))) {
-    const variable_list outputs = Differentiable::apply(x, residual, gamma, beta, norm);
-    return std::tuple(outputs[0], outputs.size() > 1 ? outputs[1] : Tensor());
-  }
-  return forward(x, residual, gamma, beta, norm, Tensor());
+  if (!is_tracked(x, residual, gamma, beta)) return forward(x, residual, gamma, beta, norm, Tensor());
+  if (has_tangent(x) || has_tangent(residual) || has_tangent(gamma) || has_tangent(beta)) return std::nullopt;
+  const auto node = make_node<NormBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(x, residual, gamma, beta));
+  const int64_t rows = x.numel() / x.size(-1);
+  const Tensor statistics = at::empty({norm.centered ? 2 * rows : rows}, x.options().dtype(at::kFloat));
+  const auto outputs = forward(x, residual, gamma, beta, norm, statistics);
+  const auto& [y, h] = outputs;
+  set_history(y, node);
+  if (residual) set_history(h, node);
+  node->save(residual ? h : x, residual.has_value(), gamma, statistics);
+  node->parameter_type = parameter_type_of(x, gamma, beta);
+  node->centered = norm.centered;
+  return outputs;
 }
 
 MaybeTensor first(const std::optional<std::tuple<Tensor, Tensor>>& outputs) {
