@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import threading
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +66,16 @@ class Declining:
         return lambda *_: None
 
 
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager calls go the way through C++ or through Python, or through the operators."""
+    if way == "native" and _native.load() is None:
+        pytest.skip("not built for this PyTorch: python -m normworklog.torch.build")
+    if way == "python":
+        monkeypatch.setattr(_functions, "_native", Declining())
+    if way == "operator":
+        monkeypatch.setattr(_functions, "_direct", lambda *_: False)
+
+
 NAMES = ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"]
 
 
@@ -71,12 +83,7 @@ NAMES = ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"]
 @pytest.mark.parametrize("dtype, parameter_type", TYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_and_gradients(name: str, dtype: torch.dtype, parameter_type: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "native" and _native.load() is None:
-        pytest.skip("not built for this PyTorch: python -m normworklog.torch.build")
-    if way == "python":
-        monkeypatch.setattr(_functions, "_native", Declining())
-    if way == "operator":
-        monkeypatch.setattr(_functions, "_direct", lambda *_: False)
+    take(way, monkeypatch)
     for shape in ((3, 33), (4, 1024), (2, 5, 257), (6,)):
         x = values(*shape, seed=1, dtype=dtype, grad=True)
         residual = values(*shape, seed=2, dtype=dtype, grad=True) if "add" in name else None
@@ -272,25 +279,118 @@ def test_models_in_16_bits(dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)
 
 
+# --- BatchNorm ---------------------------------------------------------------------------------------------------------
+def channels_last(tensor: Tensor) -> Tensor:
+    """With its channels side by side, for any number of axes."""
+    return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "first": lambda t: t, "last": channels_last, "neither": lambda t: t.repeat_interleave(2, 0)[::2],
+}
+
+
+@pytest.mark.parametrize("way", ["native", "python", "operator"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", [(16, 8), (4, 8, 9), (2, 8, 5, 7)])
-def test_batch_norm_gradients(shape: tuple[int, ...], training: bool) -> None:
-    for layout in ("first", "last", "neither"):
-        x = values(*shape, seed=1, grad=True)
-        made = {"first": lambda t: t, "last": lambda t: t.movedim(1, -1).contiguous().movedim(-1, 1), "neither": lambda t: t.flip(0)}[layout](x)
-        gamma, beta, dy = values(8, seed=2, grad=True), values(8, seed=3, grad=True), values(*shape, seed=4)
-        mean, var = values(8, seed=5), values(8, seed=6).abs() + 1
-        mean64, var64 = wide(mean, var)
-        x64, gamma64, beta64 = wide(made, gamma, beta)
-        y = nw.batch_norm(made, mean, var, gamma, beta, training)
-        want = F.batch_norm(x64, mean64, var64, gamma64, beta64, training)
-        close(y, want)
-        close(mean, mean64)
-        close(var, var64)
-        if layout == "last":
-            assert y.stride() == made.stride()
-        for mine, theirs in zip(torch.autograd.grad(y, (made, gamma, beta), dy), torch.autograd.grad(want, (x64, gamma64, beta64), dy.double())):
-            close(mine, theirs, 8)
+@pytest.mark.parametrize("shape", [(16, 8), (4, 8, 9), (2, 8, 5, 7), (2, 8, 1, 1), (2, 8, 3, 2, 4)])
+@pytest.mark.parametrize("dtype, parameter_type", TYPES)
+def test_batch_norm_gradients(dtype: torch.dtype, parameter_type: torch.dtype, shape: tuple[int, ...], training: bool, way: str,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
+    for layout, laid_out in LAYOUTS.items():
+        for dy_layout in LAYOUTS.values():
+            made = laid_out(values(*shape, seed=1, dtype=dtype)).requires_grad_()
+            gamma, beta = (values(8, seed=s, dtype=parameter_type, grad=True) for s in (2, 3))
+            dy = dy_layout(values(*shape, seed=4, dtype=dtype))
+            mean, var = values(8, seed=5), values(8, seed=6).abs() + 1
+            versions = mean._version, var._version
+            mean64, var64 = wide(mean, var)
+            x64, gamma64, beta64 = wide(made, gamma, beta)
+            y = nw.batch_norm(made, mean, var, gamma, beta, training, momentum=0.3)
+            want = F.batch_norm(x64, mean64, var64, gamma64, beta64, training, momentum=0.3)
+            close(y, want, 2)
+            close(mean, mean64)
+            close(var, var64)
+            assert (mean._version, var._version) == (versions[0] + training, versions[1] + training)
+            if layout == "last":
+                assert y.stride() == made.stride()
+            got = torch.autograd.grad(y, (made, gamma, beta), dy)
+            for mine, theirs, like in zip(got, torch.autograd.grad(want, (x64, gamma64, beta64), dy.double()), (made, gamma, beta)):
+                assert mine.dtype == like.dtype
+                close(mine, theirs, 8)
+            with torch.no_grad():
+                mean, var = values(8, seed=5), values(8, seed=6).abs() + 1
+                torch.testing.assert_close(nw.batch_norm(made, mean, var, gamma, beta, training, momentum=0.3), y.detach(), rtol=0, atol=0)
+                assert (mean._version, var._version) == (versions[0] + training, versions[1] + training)
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_batch_norm_with_less(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without parameters, with one of them, without running statistics, and with some gradients only."""
+    take(way, monkeypatch)
+    x, dy = values(6, 4, 3, seed=1, dtype=torch.float16), values(6, 4, 3, seed=2, dtype=torch.float16)
+    gamma, beta = values(4, seed=3), values(4, seed=4)
+    for given in ((), (1,), (2,), (1, 2)):
+        for wanted in ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)):
+            wanted = tuple(i for i in wanted if i == 0 or i in given)
+            if not wanted:
+                continue
+            inputs = [t.clone().requires_grad_(i in wanted) if i == 0 or i in given else None for i, t in enumerate((x, gamma, beta))]
+            inputs64 = wide(*inputs)
+            y = nw.batch_norm(inputs[0], None, None, *inputs[1:], training=True)
+            want = F.batch_norm(inputs64[0], None, None, *inputs64[1:], training=True)
+            close(y, want, 2)
+            for i, theirs in zip(wanted, torch.autograd.grad(want, [inputs64[i] for i in wanted], dy.double(), retain_graph=True)):
+                mine, = torch.autograd.grad(y, inputs[i], dy, retain_graph=True)
+                assert mine.dtype == inputs[i].dtype
+                close(mine, theirs, 8)
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_batch_norm_of_no_samples(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
+    for shape in ((0, 4), (0, 4, 3, 2)):
+        x, gamma, beta = values(*shape, grad=True), values(4, seed=1, grad=True), values(4, seed=2, grad=True)
+        mean, var = values(4, seed=3), values(4, seed=4).abs()
+        before = mean.clone(), var.clone()
+        y = nw.batch_norm(x, mean, var, gamma, beta, training=True)
+        assert y.shape == shape and torch.equal(mean, before[0]) and torch.equal(var, before[1])
+        dx, dgamma, dbeta = torch.autograd.grad(y.sum(), (x, gamma, beta))
+        assert dx.shape == shape and torch.equal(dgamma, torch.zeros_like(gamma)) and torch.equal(dbeta, torch.zeros_like(beta))
+        assert nw.batch_norm(x.detach(), mean, var, gamma.detach(), beta.detach()).shape == shape
+
+
+def test_what_the_native_part_takes_of_batch_norm() -> None:
+    take("native", pytest.MonkeyPatch())
+    train, infer = _functions._native.batch_norm_train, _functions._native.batch_norm_inference
+    x, image, g = values(6, 4, seed=1), values(3, 4, 5, 2, seed=2), values(4, seed=3).abs()
+    step = lambda x, mean=g.clone(), var=g.clone(), gamma=g, beta=g: train(x, mean, var, gamma, beta, 0.1, 1e-5)  # noqa: E731
+    look = lambda x, mean=g, var=g, gamma=g, beta=g: infer(x, mean, var, gamma, beta, 1e-5)  # noqa: E731
+    for call in (step, look):
+        for taken in (x, x.half(), image, image.bfloat16(), channels_last(image), channels_last(values(3, 4, 7)), x[:0]):
+            assert call(taken) is not None
+        assert call(x, gamma=None) is not None and call(x, beta=None) is not None and call(x.half(), gamma=g.half(), beta=g.half()) is not None
+        for declined in (x.double(), x.long(), x[::2], image.transpose(2, 3), image[:, :, :, :0], x[:, :0], x[0], torch.empty(6, 4, device="meta")):
+            assert call(declined) is None
+        for parameter in (g.half(), g.double(), values(8)[::2], g[:3], g[None], torch.empty(4, device="meta")):
+            assert call(x, gamma=parameter, beta=None) is None and call(x, gamma=None, beta=parameter) is None
+            assert call(x, mean=parameter) is None and call(x, var=parameter) is None
+        assert call(x.half(), gamma=g.half(), beta=g) is None
+        assert call(x.half(), mean=g.half()) is None
+    assert step(x, None, None) is not None and step(x, None) is None and step(x, g.clone(), None) is None
+    assert step(x[:1]) is None and look(x[:1]) is not None  # one value per channel
+    tracked = x.clone().requires_grad_()
+    assert step(tracked).requires_grad and look(tracked) is None and look(x, beta=g.clone().requires_grad_()) is None
+    with torch.no_grad():
+        assert not step(tracked).requires_grad and look(tracked) is not None
+
+
+def test_a_native_part_from_before_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.SimpleNamespace(layer_norm=lambda *_: None, rms_norm=lambda *_: None, add_layer_norm=lambda *_: None, add_rms_norm=lambda *_: None)
+    monkeypatch.setattr(_native, "load", lambda: old)
+    monkeypatch.setattr(_functions, "_native", _functions._Native())
+    x = values(6, 4)
+    torch.testing.assert_close(nw.batch_norm(x, training=True), F.batch_norm(x, None, None, training=True), rtol=1e-5, atol=1e-5)
 
 
 # --- What is not the plain case ----------------------------------------------------------------------------------------
@@ -348,26 +448,94 @@ def bad_calls() -> list[tuple[type[Exception], str, Callable[[], Any]]]:
         (ValueError, "running_var is None", lambda: nw.batch_norm(x, g)),
         (ValueError, "running_mean is not contiguous", lambda: nw.batch_norm(x, values(32)[::2], g, training=True)),
         (TypeError, "running_mean is of torch.float16", lambda: nw.batch_norm(x.half(), g.half(), g.half())),
+        (TypeError, "running_mean is a list", lambda: nw.batch_norm(x, [0.0], g, training=True)),
+        (TypeError, "running_var is a float", lambda: nw.batch_norm(x, g, 1.0)),
+        (TypeError, "gamma is a list", lambda: nw.batch_norm(x, g, g, [1.0])),
+        (TypeError, "beta is of torch.float16", lambda: nw.batch_norm(x, g, g, g, g.half(), training=True)),
+        (ValueError, "running_mean is None", lambda: nw.batch_norm(x, None, g, training=True)),
+        (ValueError, "running_var has the shape", lambda: nw.batch_norm(x, g, g[:15], training=True)),
+        (ValueError, "running_mean is on meta", lambda: nw.batch_norm(x, other[0], g)),
+        (ValueError, "x has the shape", lambda: nw.batch_norm(x[:, :0], g[:0], g[:0])),
+        (ValueError, "pixels", lambda: nw.batch_norm(x[:, :, None][:, :, :0], g, g)),
+        (ValueError, "momentum", lambda: nw.batch_norm(x, g, g.abs(), training=True, momentum=1.5)),
+        (ValueError, "eps", lambda: nw.batch_norm(x, g, g, eps=-1.0)),
         (ValueError, "x has the shape", lambda: nw.LayerNorm(8).to(DEVICE)(x)),
     ]
 
 
-@pytest.mark.parametrize("index", range(25))
-def test_errors_name_the_argument(index: int) -> None:
+@pytest.mark.parametrize("way", ["native", "python"])
+@pytest.mark.parametrize("index", range(36))
+def test_errors_name_the_argument(index: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
     error, message, call = bad_calls()[index]
     with pytest.raises(error, match=message):
         call()
 
 
 def test_every_bad_call_is_tried() -> None:
-    assert len(bad_calls()) == 25
+    assert len(bad_calls()) == 36
 
 
-def test_a_second_derivative_is_refused() -> None:
-    x = values(3, 8, grad=True)
-    with pytest.raises(RuntimeError):
-        dx, = torch.autograd.grad(nw.layer_norm(x).pow(2).sum(), x, create_graph=True)
+def eager(name: str, x: Tensor, gamma: Tensor | None) -> Tensor:
+    """y of any of the norms, in training; the fused ones add x to itself."""
+    if name == "batch_norm":
+        return nw.batch_norm(x, gamma=gamma, training=True)
+    return ours(name, x, x if "add" in name else None, gamma, None, 1e-5)[0]
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+@pytest.mark.parametrize("name", [*NAMES, "batch_norm"])
+def test_what_autograd_refuses(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
+    x, gamma = values(3, 8, seed=1, grad=True), values(8, seed=2, grad=True)
+    with pytest.raises(RuntimeError, match="not differentiable|differentiate twice"):
+        dx, = torch.autograd.grad(eager(name, x, gamma).pow(2).sum(), x, create_graph=True)
         dx.sum().backward()
+    y = eager(name, x, gamma).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+    y = eager(name, x * 1, gamma)
+    with torch.no_grad():
+        gamma.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="jvp|forward mode"):
+            eager(name, dual, gamma)
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+@pytest.mark.parametrize("name", [*NAMES, "batch_norm"])
+def test_what_is_saved_for_the_backward_pass(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through PyTorch's hooks for saved tensors, and goes away with the graph or with the backward pass."""
+    take(way, monkeypatch)
+
+    class Saved:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor.detach().clone()
+
+    seen: list[weakref.ref[Saved]] = []
+
+    def pack(tensor: Tensor) -> Saved:
+        saved = Saved(tensor)
+        seen.append(weakref.ref(saved))
+        return saved
+
+    x, gamma, dy = values(3, 8, seed=1, grad=True), values(8, seed=2, grad=True), values(3, 8, seed=3)
+    want = torch.autograd.grad(eager(name, x, gamma), (x, gamma), dy)
+    for with_backward in (False, True):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+            y = eager(name, x, gamma)
+        assert len(seen) == 3 and all(saved() is not None for saved in seen)
+        if with_backward:
+            for mine, theirs in zip(torch.autograd.grad(y, (x, gamma), dy), want):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+        else:
+            del y
+        assert all(saved() is None for saved in seen)
 
 
 def test_modes_and_function_transforms() -> None:
@@ -482,6 +650,12 @@ def test_another_current_device() -> None:
     x = torch.randn(64, 4096, device="cuda:1")
     assert torch.cuda.current_device() == 0
     torch.testing.assert_close(nw.layer_norm(x), F.layer_norm(x, (4096,)), rtol=1e-4, atol=1e-4)
+    x.requires_grad_()
+    y, want = nw.batch_norm(x, training=True), F.batch_norm(x, None, None, training=True)
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+    dy = torch.randn_like(x)
+    for mine, theirs in zip(torch.autograd.grad(y, x, dy), torch.autograd.grad(want, x, dy)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
 @needs_gpu
@@ -511,5 +685,5 @@ def test_call_overhead() -> None:
     import overhead
 
     found = overhead.measure("cuda")
-    for case in ("forward", "module", "rms_norm") if _native.load() else ("forward",):
+    for case in ("forward", "module", "rms_norm", "batch_norm in training", "batch_norm in inference") if _native.load() else ("forward",):
         assert found[case]["ratio"] < 1.5, found

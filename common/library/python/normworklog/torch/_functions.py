@@ -48,12 +48,12 @@ def _differentiated(x: Tensor, gamma: Tensor | None, beta: Tensor | None, residu
 
 
 class _Native:
-    """What build.py has built, loaded at the first call. Where it is not there, it declines every call: None."""
+    """What build.py has built, loaded at the first call. Where it is not there, or is older than a function, it declines every call: None."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         module = native_part.load()
-        for each in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
-            setattr(self, each, getattr(module, each) if module else lambda *_: None)
+        for each in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "batch_norm_train", "batch_norm_inference"):
+            setattr(self, each, getattr(module, each, lambda *_: None))
         return self.__dict__[name]
 
 
@@ -223,6 +223,11 @@ def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tenso
     if not training and (running_mean is None or running_var is None):
         raise ValueError(f"{'running_mean' if running_mean is None else 'running_var'} is None; it must be given where training is False")
     direct = not is_compiling() and _direct(x, gamma, beta)
+    if direct and type(running_mean) in _PLAIN and type(running_var) in _PLAIN:
+        y = (_native.batch_norm_train(x, running_mean, running_var, gamma, beta, momentum, eps) if training else
+             _native.batch_norm_inference(x, running_mean, running_var, gamma, beta, eps))
+        if y is not None:
+            return y
     differentiated = _differentiated(x, gamma, beta)
     if not training:
         if not direct:

@@ -79,7 +79,7 @@ def load() -> ModuleType | None:
         loader.exec_module(module)
         library = _library.load()
         names = ("layernorm_forward", "rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward", "layernorm_backward", "rmsnorm_backward",
-                 "workspace_size", "last_error")
+                 "batchnorm_train", "batchnorm_inference", "batchnorm_backward", "workspace_size", "last_error")
         functions = {f"nw_{name}": getattr(library.functions, f"nw_{name}") for name in names}
         if library.on_gpu:
             found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))

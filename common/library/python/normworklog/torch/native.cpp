@@ -1,6 +1,6 @@
-// The short way from a PyTorch tensor to the library: what _functions.py does for the norms over rows, in C++, for the
-// calls that need no thought. Any other call (a layout to be copied, a wrong type, another device) is declined by
-// returning None, and takes the way through Python, which copies or says what is wrong.
+// The short way from a PyTorch tensor to the library: what _functions.py does, in C++, for the calls that need no
+// thought. Any other call (a layout to be copied, a wrong type, another device, BatchNorm's inference with a backward
+// pass) is declined by returning None, and takes the way through Python, which copies or says what is wrong.
 //
 // It is optional, and built for the PyTorch that is installed: python -m normworklog.torch.build. It is not linked with
 // the library, whose functions it is given as addresses, so that both of them and Python work on one copy of it.
@@ -37,6 +37,9 @@ struct Library {
   decltype(&nw_add_rmsnorm_forward) add_rmsnorm_forward;
   decltype(&nw_layernorm_backward) layernorm_backward;
   decltype(&nw_rmsnorm_backward) rmsnorm_backward;
+  decltype(&nw_batchnorm_train) batchnorm_train;
+  decltype(&nw_batchnorm_inference) batchnorm_inference;
+  decltype(&nw_batchnorm_backward) batchnorm_backward;
   decltype(&nw_workspace_size) workspace_size;
   decltype(&nw_last_error) last_error;
   int32_t (*current_stream)(int32_t device, void** stream);  // PyTorch's; null where the library is a CPU build
@@ -55,6 +58,9 @@ void use(const std::map<std::string, uintptr_t>& addresses) {
   take(library.add_rmsnorm_forward, addresses, "nw_add_rmsnorm_forward");
   take(library.layernorm_backward, addresses, "nw_layernorm_backward");
   take(library.rmsnorm_backward, addresses, "nw_rmsnorm_backward");
+  take(library.batchnorm_train, addresses, "nw_batchnorm_train");
+  take(library.batchnorm_inference, addresses, "nw_batchnorm_inference");
+  take(library.batchnorm_backward, addresses, "nw_batchnorm_backward");
   take(library.workspace_size, addresses, "nw_workspace_size");
   take(library.last_error, addresses, "nw_last_error");
   take(library.current_stream, addresses, "current_stream");
@@ -353,6 +359,153 @@ MaybeTensor first(const std::optional<std::tuple<Tensor, Tensor>>& outputs) {
   return outputs ? MaybeTensor(std::get<0>(*outputs)) : std::nullopt;
 }
 
+// --- BatchNorm -------------------------------------------------------------------------------------------------------
+
+// Whether the channels of [N, C, ...] lie side by side, and what they are of in order: PyTorch's channels_last, for any
+// number of axes.
+bool has_channels_last(const Tensor& x) {
+  int64_t step = 1;
+  const auto is_next = [&](int64_t axis) {
+    const bool found = x.size(axis) == 1 || x.stride(axis) == step;
+    step *= x.size(axis);
+    return found;
+  };
+  if (!is_next(1)) return false;
+  for (int64_t axis = x.dim() - 1; axis > 1; --axis) {
+    if (!is_next(axis)) return false;
+  }
+  return is_next(0);
+}
+
+struct Channels {
+  int64_t samples, channels, pixels;
+  nw_layout layout;
+
+  // x, of which this is the shape, or what has the shape of x: as it is or as a copy that lies as x does.
+  Tensor laid_out(const Tensor& tensor, const Tensor& x) const {
+    if (layout == NW_CHANNELS_LAST ? has_channels_last(tensor) : tensor.is_contiguous()) return tensor;
+    return at::empty_like(x).copy_(tensor);
+  }
+};
+
+// Nothing where it has gaps or no values.
+std::optional<Channels> channels_of(const Tensor& x) {
+  if (x.dim() < 2 || x.size(1) == 0) return std::nullopt;
+  Channels at{x.size(0), x.size(1), 1, NW_CHANNELS_FIRST};
+  for (int64_t axis = 2; axis < x.dim(); ++axis) at.pixels *= x.size(axis);
+  if (at.pixels == 0) return std::nullopt;
+  if (x.is_contiguous()) return at;
+  at.layout = NW_CHANNELS_LAST;
+  return has_channels_last(x) ? std::optional(at) : std::nullopt;
+}
+
+bool is_plain_statistic(const Tensor& vector, int64_t channels, const Tensor& x) {
+  return vector.scalar_type() == at::kFloat && is_plain_vector(vector, channels, x);
+}
+
+// What the three operations have in common.
+template <class Args>
+Args over_channels(const Tensor& x, const Channels& at, at::ScalarType parameter_type) {
+  Args args{};
+  args.size = sizeof args;
+  args.dtype = type_of(x.scalar_type());
+  args.param_dtype = type_of(parameter_type);
+  args.x = x.const_data_ptr();
+  args.samples = at.samples;
+  args.channels = at.channels;
+  args.pixels = at.pixels;
+  args.layout = at.layout;
+  return args;
+}
+
+struct BatchNormBackward final : Backward {
+  std::string name() const override { return "BatchNormBackward"; }
+
+  variable_list of(const variable_list& gradients) override {
+    if (!gradients[0].defined()) return variable_list(3);
+    const Tensor x = normalized.unpack(), saved = statistics.unpack();
+    const c10::OptionalDeviceGuard guard(x.device());
+    const Channels at = channels_of(x).value();
+    const Tensor dy = at.laid_out(gradients[0], x);
+    const Gradients found(
+        x, at.channels, parameter_type,
+        {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)});
+    auto args = over_channels<nw_batchnorm_backward_args>(x, at, parameter_type);
+    args.dy = dy.const_data_ptr();
+    args.gamma = read(gamma.unpack());
+    args.save_mean = saved.const_data_ptr<float>();
+    args.save_invstd = args.save_mean + at.channels;
+    args.dx = written(found.dx);
+    args.dgamma = written(found.dgamma);
+    args.dbeta = written(found.dbeta);
+    const Tensor room = room_for(NW_BATCHNORM_BACKWARD, args, x);
+    succeeded(library.batchnorm_backward(&args, stream_of(x)));
+    return {found.dx, found.dgamma, found.dbeta};
+  }
+};
+
+// y, with the running statistics updated; nothing where the call is declined.
+MaybeTensor batch_norm_train(const Tensor& x, const MaybeTensor& running_mean, const MaybeTensor& running_var,
+                             const MaybeTensor& gamma, const MaybeTensor& beta, double momentum, double eps) {
+  if (!is_known(x)) return std::nullopt;
+  const auto at = channels_of(x);
+  if (!at || at->samples * at->pixels == 1 || !are_plain_parameters(gamma, beta, at->channels, x)) return std::nullopt;
+  if (running_mean.has_value() != running_var.has_value()) return std::nullopt;
+  for (const auto& vector : {running_mean, running_var}) {
+    if (vector && !is_plain_statistic(*vector, at->channels, x)) return std::nullopt;
+  }
+  const bool tracked = is_tracked(x, gamma, beta);
+  if (tracked && (has_tangent(x) || has_tangent(gamma) || has_tangent(beta))) return std::nullopt;
+
+  const c10::OptionalDeviceGuard guard(x.device());
+  const Tensor y = at::empty_like(x);
+  const Tensor statistics = at::empty({2 * at->channels}, x.options().dtype(at::kFloat));  // mean and 1 / deviation
+  auto args = over_channels<nw_batchnorm_train_args>(x, *at, parameter_type_of(x, gamma, beta));
+  args.gamma = read(gamma);
+  args.beta = read(beta);
+  args.y = written(y);
+  args.running_mean = running_mean ? running_mean->mutable_data_ptr<float>() : nullptr;
+  args.running_var = running_var ? running_var->mutable_data_ptr<float>() : nullptr;
+  args.save_mean = statistics.mutable_data_ptr<float>();
+  args.save_invstd = args.save_mean + at->channels;
+  args.momentum = static_cast<float>(momentum);
+  args.eps = static_cast<float>(eps);
+  const Tensor room = room_for(NW_BATCHNORM_TRAIN, args, x);
+  succeeded(library.batchnorm_train(&args, stream_of(x)));
+  for (const auto& vector : {running_mean, running_var}) {
+    if (vector) torch::autograd::impl::bump_version(*vector);
+  }
+  if (tracked) {
+    const auto node = make_node<BatchNormBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(x, gamma, beta));
+    node->save(x, false, gamma, statistics);
+    node->parameter_type = parameter_type_of(x, gamma, beta);
+    set_history(y, node);
+  }
+  return y;
+}
+
+// y; nothing where the call is declined, as it is where there is to be a backward pass, which is no kernel of ours.
+MaybeTensor batch_norm_inference(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                                 const MaybeTensor& gamma, const MaybeTensor& beta, double eps) {
+  if (!is_known(x) || is_tracked(x, gamma, beta)) return std::nullopt;
+  const auto at = channels_of(x);
+  if (!at || !are_plain_parameters(gamma, beta, at->channels, x)) return std::nullopt;
+  if (!is_plain_statistic(running_mean, at->channels, x) || !is_plain_statistic(running_var, at->channels, x))
+    return std::nullopt;
+  const c10::OptionalDeviceGuard guard(x.device());
+  const Tensor y = at::empty_like(x);
+  auto args = over_channels<nw_batchnorm_inference_args>(x, *at, parameter_type_of(x, gamma, beta));
+  args.gamma = read(gamma);
+  args.beta = read(beta);
+  args.running_mean = running_mean.const_data_ptr<float>();
+  args.running_var = running_var.const_data_ptr<float>();
+  args.y = written(y);
+  args.eps = static_cast<float>(eps);
+  succeeded(library.batchnorm_inference(&args, stream_of(x)));
+  return y;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -382,4 +535,6 @@ PYBIND11_MODULE(_native, module) {
         return call(x, residual, gamma, std::nullopt, {eps, false, round_before_gamma});
       },
       unlocked);
+  module.def("batch_norm_train", &batch_norm_train, unlocked);
+  module.def("batch_norm_inference", &batch_norm_inference, unlocked);
 }
