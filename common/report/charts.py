@@ -800,10 +800,9 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     import rivals
     from cells import COPY, OURS, cell_of
 
-    path = repository.root / "docs" / "compare" / f"{gpu}.json"
-    if not path.is_file():
+    document = repository.comparison(gpu)
+    if document is None:
         return None
-    document = json.loads(path.read_text(encoding="utf-8"))
     old = rivals.stale_operations(document, repository.root)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
     for entry in document["benchmarks"]:
@@ -849,10 +848,9 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
     import rivals
 
-    path = repository.root / "docs" / "compare" / f"{gpu}.json"
-    if not path.is_file():
+    document = repository.comparison(gpu)
+    if document is None:
         return None
-    document = json.loads(path.read_text(encoding="utf-8"))
     # The largest tensor at each width.
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
     if not found:

@@ -19,6 +19,7 @@ import difflib
 import math
 from dataclasses import dataclass
 
+import rivals
 from results import MODES, PEERS, Check, Repository, ReportError, Timing
 
 # unit: (what it measures, its size in the base unit, how it is written after the number)
@@ -155,16 +156,13 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
 
 def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -> Figure:
     """Our time in a cell of the comparison (or our share of a copy), or that of the fastest other."""
-    import rivals
-
-    path = repository.root / "docs" / "compare" / f"{gpu}.json"
-    if not path.is_file():
-        raise ReportError(f"there is no {path.relative_to(repository.root)}")
-    side, _, cell = name.partition("/")
     document = repository.comparison(gpu)
+    if document is None:
+        raise ReportError(f"nothing was compared on {gpu} yet")
+    side, _, cell = name.partition("/")
     found = next((v for v in rivals.verdicts(document) if f"{v.cell.name}/{v.mode}" == cell), None)
     if not found or side not in ("ours", "best"):
-        raise ReportError(f"{path.relative_to(repository.root)} has no '{name}': it is ours or best, and operation/dtype/shape/timing")
+        raise ReportError(f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing")
     stale = found.cell.operation in rivals.stale_operations(document, repository.root)
     if dimension != "ratio":
         return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)

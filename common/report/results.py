@@ -344,9 +344,13 @@ class Repository:
     def has_peers(self, gpu: str) -> bool:
         return (self.root / "common" / "report" / "peers" / f"{gpu}.json").is_file()
 
-    def _comparison(self, gpu: str = DEFAULT_GPU) -> dict:
-        """Us beside other libraries, as compare.py wrote it."""
-        return read_json(self.root / "docs" / "compare" / f"{gpu}.json", self.root)
+    def comparison_path(self, gpu: str) -> Path:
+        return self.root / "docs" / "compare" / f"{gpu}.json"
+
+    def _comparison(self, gpu: str = DEFAULT_GPU) -> dict | None:
+        """Us beside other libraries, as compare.py wrote it; None where nothing was compared."""
+        path = self.comparison_path(gpu)
+        return read_json(path, self.root) if path.is_file() else None
 
     def _data(self, name: str) -> dict:
         return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ MOST_NOISE = 0.1  # a larger difference counts, whatever the spread
 LONG = 20  # lines of a table, from which on it is folded
 AUTOTUNE = "torch.compile max-autotune"
 NOISY = "from Python, and between events on tensors of up to 16 MiB,"
-SUMMARY_NOTE = (f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half of the larger spread, up to 10 %. "
-                "*Wrong*: results of other libraries that were off, and so were not timed")
-TOTALS_NOTE = f"How many times as fast as the fastest other library in the same cell. *Level*: within 2 %; {NOISY} also within half of the larger spread, up to 10 %"
+TOTALS_NOTE = f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half of the larger spread, up to 10 %"
+SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = f"Cells where another library is faster by more than 2 %; {NOISY} by more than half of the larger spread, too, or by more than 10 %"
 
 
@@ -114,17 +112,12 @@ def stale_operations(document: dict[str, Any], root: Path) -> set[str]:
     return {operation for operation, stage in STAGE_OF.items() if hashes.get(stage) != now.get(stage)}
 
 
-def read(place: Place) -> tuple[Path, dict[str, Any] | None]:
-    path = place.repository.root / "docs" / "compare" / f"{place.gpu}.json"
-    return path, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def against_peers(place: Place) -> Table:
     """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each kind of
     operation; show=lost: the cells where we lose. operation, dtype and mode choose; limit=15 ends the lost ones after so many."""
     from tables import Table
 
-    path, document = read(place)
+    path, document = place.repository.comparison_path(place.gpu), place.repository.comparison(place.gpu)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
     for option, known in (("operation", TENSORS), ("dtype", ELEMENT_BYTES), ("mode", MODES), ("show", ("summary", "totals", "lost"))):
@@ -182,9 +175,10 @@ def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], old: se
     return markdown_table(head, lines, 2)
 
 
-KINDS = {"norms over rows, forward": lambda operation: not operation.startswith("batchnorm") and operation.endswith("_forward"),
-         "norms over rows, backward": lambda operation: not operation.startswith("batchnorm") and operation.endswith("_backward"),
-         "BatchNorm": lambda operation: operation.startswith("batchnorm")}
+OVER_ROWS = [operation for operation in TENSORS if not operation.startswith("batchnorm")]
+KINDS = {"norms over rows, forward": [operation for operation in OVER_ROWS if operation.endswith("_forward")],
+         "norms over rows, backward": [operation for operation in OVER_ROWS if operation.endswith("_backward")],
+         "BatchNorm": [operation for operation in TENSORS if operation not in OVER_ROWS]}
 
 
 def totals_lines(found: Sequence[Verdict], old: set[str]) -> str:
@@ -192,12 +186,12 @@ def totals_lines(found: Sequence[Verdict], old: set[str]) -> str:
     from tables import dagger, markdown_table
 
     lines = []
-    for (kind, is_of), large, mode in itertools.product(KINDS.items(), (True, False), MODES):
-        group = [v for v in found if is_of(v.cell.operation) and (v.cell.tensor_bytes > SMALL_BYTES) == large and v.mode == mode]
+    for (kind, operations), large, mode in itertools.product(KINDS.items(), (True, False), MODES):
+        group = [v for v in found if v.cell.operation in operations and (v.cell.tensor_bytes > SMALL_BYTES) == large and v.mode == mode]
         if not group:
             continue
         outcomes = [v.outcome for v in group]
-        lines.append([dagger(kind, any(v.cell.operation in old for v in group)), f"{'more than' if large else 'up to'} 16 MiB", mode, str(len(group)),
+        lines.append([dagger(kind, not old.isdisjoint(operations)), f"{'more than' if large else 'up to'} 16 MiB", mode, str(len(group)),
                       *[str(outcomes.count(o)) for o in ("won", "level", "lost")], f"{statistics.median(v.ahead for v in group):.2f}x"])
     return markdown_table(["operations", "a tensor", "timing", "cells", "won", "level", "lost", "median"], lines, 3)
 
