@@ -1516,6 +1516,9 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   if constexpr (given) {
     if (launch_staying_clusters < some, ClusterBarrier, wide_parameters ? 4 : 8, 256, 3, 2 > (steps, stream))
       return true;
+    if constexpr (wide_elements) {  // rows twice as long: of such blocks a multiprocessor has room for one
+      if (length > 56 * 1024 && launch_staying_clusters<some, ClusterBarrier, 8, 512, 3, 1>(steps, stream)) return true;
+    }
   }
   // 16-bit elements are left to be asked for: else the compiler keeps them as floats, for which there is no room.
   constexpr Fit filled = wide_elements ? full : some;

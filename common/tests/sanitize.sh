@@ -46,6 +46,7 @@ calls() {
   esac
   echo "staying-bf16 $final --dtype bf16 --shapes 400x36864,300x40993"
   echo "staying-fp32 $final --dtype fp32 --shapes 400x18432,300x20497"
+  echo "staying-widest $final --dtype fp32 --shapes 40x262144"
   echo "packed-bf16 $final --dtype bf16 --shapes 56901x130,14321x127"
   echo "packed-fp32 $final --dtype fp32 --shapes 27557x33"
 }
