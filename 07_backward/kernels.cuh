@@ -2109,6 +2109,9 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
     if (length <= 8 * 5 * 320) return launch_cluster<alike, 5, 3, 320, 1>(pass, 8, stream);
     if (launch_cluster<alike, 8, 3, 256, 1>(pass, blocks_for(length, 8 * 256), stream)) return true;
   } else {
+    if constexpr (sizeof(typename Pass::T) == 4) {  // a cluster of two would leave up to half of its places empty
+      if (length <= 3 * 512 && launch_block<alike, 3, 3, 512, 1>(pass, stream)) return true;
+    }
     if (launch_cluster<alike, 2, deep, 512, 1>(pass, blocks_for(length, 2 * 512), stream)) return true;
   }
   return launch_grid<alike, 2, deep, 512>(pass, stream);
