@@ -2094,8 +2094,9 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   if constexpr (sizeof(typename Pass::T) == 2) {
     if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);
     // A little longer, a multiprocessor has registers for one such block in the place of two.
-    if constexpr (has_room_for_four<Pass>) {
-      if (length <= 3 * 192) return launch_block<alike, 3, 4, 192, 2>(pass, stream);
+    if constexpr (sizeof(typename Pass::G) == sizeof(typename Pass::T)) {
+      constexpr int stages = Pass::adds_dh ? 3 : 4;
+      if (length <= 3 * 192) return launch_block<alike, 3, stages, 192, 2>(pass, stream);
     }
   }
   if (length <= 2 * 512) return launch_block<alike, 2, deep, 512, 1>(pass, stream);
