@@ -766,7 +766,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
 template <int threads>
 inline constexpr int warps_of = std::bit_ceil(unsigned{threads} / lanes);
 
-template <class Steps, Fit fit, bool given, int vectors, int width>
+template <class Steps, Fit fit, bool given, int vectors, int width, Parameters when = Parameters::late>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_per_row(Steps steps) {
   const int thread = static_cast<int>(threadIdx.x) % width;
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
@@ -774,8 +774,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
   if (row >= steps.p.rows) place = {0, 0, 0, -1};
   const Count whole = count_of(static_cast<float>(cols));
-  normalize_row<fit, given, Parameters::late, width, vectors>(steps, row, place, thread, whole, whole,
-                                                              LaneTeam<width>{});
+  normalize_row<fit, given, when, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
 
 // `resident` blocks are to fit on a multiprocessor: that bounds the registers.
@@ -1379,9 +1378,9 @@ inline unsigned blocks_of_lane_teams(int64_t rows, int64_t width) {
   return static_cast<unsigned>((rows + rows_in_block - 1) / rows_in_block);
 }
 
-template <Fit fit, bool given, int vectors, int width, class Steps>
+template <Fit fit, bool given, int vectors, int width, Parameters when = Parameters::late, class Steps>
 void launch_lanes(const Steps& steps, cudaStream_t stream) {
-  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width>,
+  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width, when>,
          {.grid = blocks_of_lane_teams(steps.p.rows, width),
           .block = largest_block_of_lane_teams,
           .overlap = true,
@@ -1390,13 +1389,13 @@ void launch_lanes(const Steps& steps, cudaStream_t stream) {
 }
 
 // Rows of whole vectors, and the kernel that asks nothing where they fill all lanes of all blocks.
-template <bool given, int vectors, int width, class Steps>
+template <bool given, int vectors, int width, Parameters when = Parameters::late, class Steps>
 void launch_lanes(const Steps& steps, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   if (length == vectors * width && steps.p.rows % (largest_block_of_lane_teams / width) == 0) {
-    launch_lanes<Fit::full, given, vectors, width>(steps, stream);
+    launch_lanes<Fit::full, given, vectors, width, when>(steps, stream);
   } else {
-    launch_lanes<Fit::vectors, given, vectors, width>(steps, stream);
+    launch_lanes<Fit::vectors, given, vectors, width, when>(steps, stream);
   }
 }
 
@@ -1573,6 +1572,12 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
   return launch_clusters<some, false, given, late, 4, 1024, 1>(steps, stream);
 }
 
+// Few rows are all under way at the same time, and none hides behind another's work. Up to so many vectors for a
+// multiprocessor they are few: as many as 1024 threads have with two each. To be measured from a graph: twice as many.
+inline constexpr int64_t vectors_of_few = 2048;
+// To be measured there, too: of the shorter ones a warp has a row, and there is no barrier.
+inline constexpr bool few_go_by_warps = false;
+
 template <bool given, class Steps>
 bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
   constexpr Parameters early = Parameters::early;
@@ -1580,7 +1585,11 @@ bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
   if (length <= 2 * 1) return launch_lanes<given, 2, 1>(steps, stream), true;
   if (length <= 2 * 2) return launch_lanes<given, 2, 2>(steps, stream), true;
   if (length <= 2 * 4) return launch_lanes<given, 2, 4>(steps, stream), true;
-  const bool few_rows = steps.p.rows * length <= int64_t{2048} * device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const bool few_rows = steps.p.rows * length <= vectors_of_few * multiprocessors;
+  if constexpr (few_go_by_warps) {
+    if (few_rows && length > 64 && length <= 4 * 32) return launch_lanes<given, 4, 32, early>(steps, stream), true;
+  }
   if (few_rows && length > 64 && length <= 2 * 128) {
     if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 128, 1>(steps, stream), true;
     return launch_block<Fit::vectors, given, early, 2, 128, 1>(steps, stream), true;
@@ -1589,7 +1598,7 @@ bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
     if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 512, 1>(steps, stream), true;
     return launch_block<Fit::vectors, given, early, 2, 512, 1>(steps, stream), true;
   }
-  if (few_rows && length > 2 * 512) {
+  if (length > 2 * 512 && steps.p.rows * length <= 2048 * multiprocessors) {
     if (launch_clusters<Fit::vectors, false, given, early, 2, 512, 1>(steps, stream)) return true;
   }
   if constexpr (Steps::reads == 1) {
