@@ -938,11 +938,16 @@ template <class Steps, Fit fit, int vectors, int threads, int stages>
 struct RowRing {
   using T = typename Steps::Element;
   static constexpr int reads = Steps::reads;
-  static constexpr int slot_vectors = reads * vectors * threads;
+  // Of rows so long that no more than three pieces fit, two are of the first tensor and one is of the second. When the
+  // two are joined, the second's place is free, and the copy of its next row starts into it.
+  static constexpr bool second_has_one_place = reads == 2 && stages == 2;
+  static_assert(!second_has_one_place || fit != Fit::any);
+  static constexpr int slot_vectors = (second_has_one_place ? 1 : reads) * vectors * threads;
+  static constexpr int ring_vectors = (stages + (second_has_one_place ? 1 : 0)) * slot_vectors;
   static constexpr int most_edges = lanes;
   // All threads have the first `certain` vectors, which the launch sees to: what is not asked takes no branch.
   static constexpr int certain = vectors <= 4 ? vectors - 1 : vectors - 2;
-  static constexpr size_t bytes = stages * (slot_vectors * sizeof(uint4) + reads * most_edges * sizeof(unsigned));
+  static constexpr size_t bytes = ring_vectors * sizeof(uint4) + stages * reads * most_edges * sizeof(unsigned);
 
   const Steps& steps;
   const Place<fit>& place;
@@ -957,13 +962,14 @@ struct RowRing {
         place(place),
         walk(walk),
         cells(dynamic_shared<uint4>() + threadIdx.x),
-        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + stages * slot_vectors) + threadIdx.x) {
+        edges(reinterpret_cast<unsigned*>(dynamic_shared<uint4>() + ring_vectors) + threadIdx.x) {
     look_ahead();
   }
 
   __device__ int64_t row(int turn) const { return walk.first + turn * walk.step; }
   __device__ bool has(int i) const { return i < certain || place.has(i); }
   __device__ uint4* cell(int slot, int tensor, int i) const {
+    if (second_has_one_place && tensor == 1) return cells + stages * slot_vectors + i * threads;
     return cells + slot * slot_vectors + (tensor * vectors + i) * threads;
   }
   __device__ T* edge(int slot, int tensor, int turn) const {
@@ -971,11 +977,18 @@ struct RowRing {
     return reinterpret_cast<T*>(edges + (slot * reads + tensor) * most_edges) + address % sizeof(unsigned) / sizeof(T);
   }
 
+  // Where the second tensor has one place: its first row. The others start in for_each().
+  __device__ void start_second() const {
+    if constexpr (second_has_one_place) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) start_copy_of_second(second_of(0), 0, i);
+    }
+  }
   // Starts the copies of a thread's vector, then of its next. end_row() when those of a row have all started.
   __device__ void start_copy(int slot, int i) const {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
-    for (int tensor = 0; tensor < reads; ++tensor) {
+    for (int tensor = 0; tensor < (second_has_one_place ? 1 : reads); ++tensor) {
       copy_vector<undivided>(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
     }
   }
@@ -989,6 +1002,8 @@ struct RowRing {
   // Reads a row for the first time: f(x) gets its elements, and begin(first) before that the thread's first vector.
   template <class Begin, class Function>
   __device__ void for_each(int slot, int turn, Begin begin, Function f) const {
+    const T* second = nullptr;
+    if constexpr (second_has_one_place) second = second_of(turn + 1);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if (!has(i)) continue;
@@ -997,6 +1012,7 @@ struct RowRing {
       for (int tensor = 0; tensor < reads; ++tensor) read[tensor] = *cell(slot, tensor, i);
       const uint4 bits = steps.join(row(turn), place.column(i), read);
       if constexpr (reads > 1) *cell(slot, 0, i) = bits;
+      if constexpr (second_has_one_place) start_copy_of_second(second, turn + 1, i);
       const Floats<T> x = unpack<T>(bits);
       if (i == 0) begin(x.at);
 #pragma unroll
@@ -1010,9 +1026,20 @@ struct RowRing {
       if constexpr (reads > 1) *edge(slot, 0, turn) = x;
       f(vectorized::to_float(x));
     }
+    if constexpr (second_has_one_place) __pipeline_commit();
   }
 
  private:
+  // This thread's first vector of the second tensor's row, and the copy of its i-th.
+  __device__ const T* second_of(int turn) const {
+    return found_once(steps.source(1, row(turn)) + place.first);
+  }
+  __device__ void start_copy_of_second(const T* first, int turn, int i) const {
+    if (turn < walk.count && has(i)) {
+      copy_vector<undivided>(cell(0, 1, i), first + i * place.step, advice_of(Leaves::last));
+    }
+  }
+
   // The way from a row's number to an address is long. It is taken once for a row: not, as the compiler would, for each
   // vector.
   __device__ void look_ahead() {
@@ -1051,8 +1078,12 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   // Where the schedulers have most to do, the warp's moments are merged only when those of the other blocks are here,
   // so that the shuffles of the two merges wait side by side. Elsewhere it is better to do that while waiting.
   constexpr bool merges_together = sizeof(T) == 2 && fit != Fit::any && Steps::reads == 1;
+  // Where no more than two rows have room, the one that is stored first makes room for the row after the next, and that
+  // is on its way while the cluster's threads wait.
+  constexpr bool looks_ahead = !RowRing<Steps, fit, vectors, threads, stages>::second_has_one_place;
   const Steps& steps = ring.steps;
   const Place<fit>& place = ring.place;
+  ring.start_second();
 #pragma unroll 1
   for (int slot = 0; slot < stages; ++slot) {
 #pragma unroll
@@ -1087,6 +1118,13 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   const auto of_warp = [&](const Values& values) {
     return with_mean_as_pivot(merge_lanes<Steps::about, lanes>(values.of(in_thread), held));
   };
+  // Of a row that is here, or of none.
+  const auto find_next = [&](int slot, int turn) {
+    Values values;
+    if (turn < ring.walk.count) values = look_at(slot, turn);
+    if constexpr (merges_together) team.wait();
+    return of_warp(values);
+  };
   __pipeline_wait_prior(stages - 1);
   team.put(of_warp(look_at(0, 0)));
   int slot = 0;
@@ -1098,11 +1136,11 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       gamma[i].keep_packed();
       if constexpr (Steps::has_beta) beta[i].keep_packed();
     }
-    __pipeline_wait_prior(stages - 2);  // the next row is here
-    Values values;
-    if (turn + 1 < ring.walk.count) values = look_at(next_slot, turn + 1);
-    if constexpr (merges_together) team.wait();
-    const SplitMoments next = of_warp(values);
+    SplitMoments next;
+    if constexpr (looks_ahead) {
+      __pipeline_wait_prior(stages - 2);  // the next row is here
+      next = find_next(next_slot, turn + 1);
+    }
 
     const int64_t row = ring.row(turn);
     const auto again = [&](float scale) {
@@ -1110,7 +1148,7 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       return moments_of<T, Steps::about, lanes>(for_each, held, scale);
     };
     const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
-    team.put(next);
+    if constexpr (looks_ahead) team.put(next);
 
     T* y = steps.p.y + row * steps.p.y_stride;
 #pragma unroll
@@ -1125,6 +1163,10 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     }
     ring.end_row(slot);
     if (writes_statistics) steps.write_statistics(row, statistics);
+    if constexpr (!looks_ahead) {
+      __pipeline_wait_prior(stages - 1);  // the next row is here, and the one after it is on its way
+      team.put(find_next(next_slot, turn + 1));
+    }
     slot = next_slot;
   }
   team.merge();  // the last put(), of a row that does not exist
@@ -1551,6 +1593,9 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
     if (length > 4 * 1024) {
       if (launch_staying_clusters<some, ClusterBarrier, 4, 256, 3, 2>(steps, stream)) return true;
       if (launch_staying_clusters<some, ClusterBarrier, 4, 512, 3, 1>(steps, stream)) return true;
+    }
+    if constexpr (sizeof(typename Steps::Element) == 4) {
+      if (length > 56 * 1024 && launch_staying_clusters<some, ClusterBarrier, 8, 512, 2, 1>(steps, stream)) return true;
     }
   }
   // 16-bit elements would be kept as floats where nothing is asked, and there is no room for them.
