@@ -1377,34 +1377,61 @@ struct InferenceSteps {
   }
 };
 
+// Divides by what the host knows: a multiplication and a shift, where a division is some twenty instructions, each of
+// which waits for the one before. Of what is below 2^31, by what is.
+struct Divisor {
+  int64_t by;
+  uint32_t factor;  // 2^shift / by, rounded up: too large by less than 1 part in 2^31
+  int shift;
+
+  Divisor() : Divisor(1) {}
+  explicit Divisor(int64_t by) : by(by), shift(31) {
+    while (shift < 62 && int64_t{1} << (shift - 31) < by) ++shift;
+    factor = static_cast<uint32_t>(((uint64_t{1} << shift) + by - 1) / by);
+  }
+  static constexpr int64_t end = int64_t{1} << 31;
+  __device__ uint32_t quotient(uint32_t of) const { return static_cast<uint32_t>((uint64_t{of} * factor) >> shift); }
+  __device__ int64_t quotient(int64_t of) const { return of / by; }  // of any number
+  template <class Index>
+  __device__ Index remainder(Index of) const {
+    return of - quotient(of) * static_cast<Index>(by);
+  }
+};
+
 // A tensor as vectors one after the other. Those of a thread are whole lines apart, so that they have the same
 // channels: `apart` threads side by side have as many stretches of `apart` vectors as each of them has vectors.
 struct Flat {
   int64_t vectors;
   int over;         // elements after the last whole vector
-  int64_t line;     // vectors after which the channels repeat
-  int64_t apart;    // whole lines
+  Divisor line;     // vectors after which the channels repeat
+  Divisor apart;    // whole lines
   int64_t threads;  // whole stretches
-  int channels;
-  int run;  // neighbouring elements of one channel
+  Divisor channels;
+  Divisor run;    // neighbouring elements of one channel
+  bool is_short;  // threads, and the elements of a line, can be counted in 31 bits
   Neighbors neighbors;
   Leaves leaves;  // when what is read leaves the L2 cache
 };
 
 // The channels of the elements of vector `vector`. Index is what counts a line's elements.
 template <class Index, int size>
-__device__ inline void channels_of(const Flat& flat, int64_t vector, int (&found)[size]) {
-  const Index element = static_cast<Index>(vector) % static_cast<Index>(flat.line) * size;
-  const Index run = static_cast<Index>(flat.run);
-  const Index runs = element / run;
-  int channel = static_cast<int>(runs % static_cast<Index>(flat.channels));
-  int left = static_cast<int>(run - (element - runs * run));  // elements before the next channel
+__device__ inline void channels_of(const Flat& flat, Index vector, int (&found)[size]) {
+  const Index element = flat.line.remainder(vector) * size;
+  if (flat.neighbors == Neighbors::in_a_row) {
+#pragma unroll
+    for (int k = 0; k < size; ++k) found[k] = static_cast<int>(element) + k;
+    return;
+  }
+  const Index runs = flat.run.quotient(element);
+  int channel = static_cast<int>(flat.channels.remainder(runs));
+  // Elements before the next channel.
+  int left = static_cast<int>(static_cast<Index>(flat.run.by) - (element - runs * static_cast<Index>(flat.run.by)));
 #pragma unroll
   for (int k = 0; k < size; ++k) {
     found[k] = channel;
     if (--left > 0) continue;
-    left = flat.run;
-    if (++channel == flat.channels) channel = 0;
+    left = static_cast<int>(flat.run.by);
+    if (++channel == static_cast<int>(flat.channels.by)) channel = 0;
   }
 }
 // [/snippet]
@@ -1419,32 +1446,34 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
   using T = typename Steps::T;
   using Bits = Vector<T, size>;
   const int64_t thread = int64_t{blockIdx.x} * threads_of_apply + threadIdx.x;
-  constexpr int64_t most = 0xffffffff;
+  const uint32_t short_thread = static_cast<uint32_t>(thread);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   if (thread < flat.threads) {
-    const int64_t group =
-        flat.threads <= most ? static_cast<uint32_t>(thread) / static_cast<uint32_t>(flat.apart) : thread / flat.apart;
-    const int64_t place = thread + group * (vectors - 1) * flat.apart;  // of the first vector
+    const int64_t group = flat.is_short ? flat.apart.quotient(short_thread) : flat.apart.quotient(thread);
+    const int64_t place = thread + group * (vectors - 1) * flat.apart.by;  // of the first vector
+    const uint64_t advice = advice_of(flat.leaves);
     Bits held[vectors][Steps::inputs];
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      const int64_t vector = place + i * flat.apart;
+      const int64_t vector = place + i * flat.apart.by;
       if (vector >= flat.vectors) continue;
 #pragma unroll
       for (int input = 0; input < Steps::inputs; ++input) {
-        held[i][input] = read_vector<Bits>(steps.input(input) + vector * size, advice_of(flat.leaves));
+        held[i][input] = read_vector<Bits>(steps.input(input) + vector * size, advice);
       }
     }
     int channels[size];
-    if (flat.threads <= most && flat.line * size <= most) {
-      channels_of<uint32_t>(flat, thread, channels);
+    if (flat.is_short) {
+      channels_of(flat, short_thread, channels);
     } else {
-      channels_of<int64_t>(flat, thread, channels);
+      channels_of(flat, thread, channels);
     }
     typename Steps::Channel known[size];
     steps.read_channels(channels, flat.neighbors, known);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      const int64_t vector = place + i * flat.apart;
+      const int64_t vector = place + i * flat.apart.by;
       if (vector >= flat.vectors) continue;
       float first[size], second[size], results[size];
       unpack(held[i][0], first);
@@ -1456,7 +1485,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
   }
   if (thread < flat.over) {
     const int64_t place = flat.vectors * size + thread;
-    const int channel[1] = {static_cast<int>(place / flat.run % flat.channels)};
+    const int channel[1] = {static_cast<int>(flat.channels.remainder(flat.run.quotient(place)))};
     typename Steps::Channel known[1];
     steps.read_channels(channel, Neighbors::any, known);
     const float result =
@@ -1470,13 +1499,16 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
 // A thread's vectors are as far apart as the tensor allows, or at least `near` vectors, where that is not 0.
 template <int size, int vectors, class Steps>
 void launch_apply(const Steps& steps, Flat flat, int64_t near, cudaStream_t stream) {
-  const int64_t lines = std::max<int64_t>(1, (flat.vectors + flat.line - 1) / flat.line);
-  const int64_t lines_apart = near > 0 ? (near + flat.line - 1) / flat.line : (lines + vectors - 1) / vectors;
-  flat.apart = lines_apart * flat.line;
-  flat.threads = (lines + lines_apart * vectors - 1) / (lines_apart * vectors) * flat.apart;
+  const int64_t line = flat.line.by;
+  const int64_t lines = std::max<int64_t>(1, (flat.vectors + line - 1) / line);
+  const int64_t lines_apart = near > 0 ? (near + line - 1) / line : (lines + vectors - 1) / vectors;
+  flat.apart = Divisor(lines_apart * line);
+  flat.threads = (lines + lines_apart * vectors - 1) / (lines_apart * vectors) * flat.apart.by;
+  flat.is_short = flat.threads < Divisor::end && line * size < Divisor::end;
   const int64_t blocks = std::max<int64_t>(1, (flat.threads + threads_of_apply - 1) / threads_of_apply);
   launch(apply_channels<Steps, size, vectors>,
-         {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .stream = stream}, steps, flat);
+         {.grid = static_cast<unsigned>(blocks), .block = threads_of_apply, .overlap = true, .stream = stream}, steps,
+         flat);
 }
 
 template <int size, class Steps>
@@ -1484,15 +1516,16 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const Shape shape = shape_of(steps.p);
   const int64_t elements = shape.samples * shape.channels * shape.pixels;
   Flat flat = {};
-  flat.channels = static_cast<int>(shape.channels);
-  flat.run = run_of(shape);
+  const int64_t run = run_of(shape);
+  flat.channels = Divisor(shape.channels);
+  flat.run = Divisor(run);
   flat.vectors = elements / size;
   flat.over = static_cast<int>(elements % size);
-  const int64_t repeats = int64_t{flat.channels} * flat.run;
-  flat.line = repeats / std::gcd<int64_t>(repeats, size);
-  flat.neighbors = flat.run > 1 && flat.run >= size - 1                     ? Neighbors::two
-                   : in_a_row && flat.run == 1 && flat.channels % size == 0 ? Neighbors::in_a_row
-                                                                            : Neighbors::any;
+  const int64_t repeats = shape.channels * run;
+  flat.line = Divisor(repeats / std::gcd<int64_t>(repeats, size));
+  flat.neighbors = run > 1 && run >= size - 1                           ? Neighbors::two
+                   : in_a_row && run == 1 && shape.channels % size == 0 ? Neighbors::in_a_row
+                                                                        : Neighbors::any;
   flat.leaves = leaves_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
 
   // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
@@ -1504,9 +1537,11 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const int64_t room = int64_t{device_attribute(cudaDevAttrMultiProcessorCount)} *
                        device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
   const int64_t held = flat.vectors * Steps::inputs;
-  if (size == 1 || held <= 8 * room) {
+  // Not measured: where most of the GPU has nothing to do, the time is that of what one thread does after the other.
+  const bool is_small = held <= room / 4;
+  if (!is_small && (size == 1 || held <= 8 * room)) {
     launch_apply<size, many>(steps, flat, 0, stream);
-  } else if (size > 4 || held <= 32 * room) {
+  } else if (!is_small && (size > 4 || held <= 32 * room)) {
     launch_apply<size, many>(steps, flat, near, stream);
   } else {
     launch_apply<size, few>(steps, flat, 0, stream);
