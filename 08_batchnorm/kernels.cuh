@@ -358,10 +358,11 @@ struct Part {
   }
 
   // The channels, counted from first_channel, of the elements of each of this thread's vectors.
+  template <bool images>
   __device__ void find_channels(int (&found)[size]) const {
     const int element = column * size;  // of the tile's line
-    int channel = run == 1 ? element % channels : min(element / run, channels - 1);
-    int left = run == 1 ? 1 : run - element % run;  // elements before the next channel
+    int channel = images ? min(element / run, channels - 1) : element % channels;
+    int left = images ? run - element % run : 1;  // elements before the next channel
 #pragma unroll
     for (int k = 0; k < size; ++k) {
       found[k] = channel;
@@ -457,6 +458,10 @@ struct Ring {
   __device__ static void commit() { __pipeline_commit(); }
   // Until no more than the last `batches - 1` are on their way: the oldest has arrived.
   __device__ static void wait_for_oldest() { __pipeline_wait_prior(batches - 1); }
+  // What to tell the L2 cache of a part's vectors from the first pass's `vector` on.
+  __device__ uint64_t advice_at(int vector, const Part<size>& part) const {
+    return !holds_all && vector < part.of_all - held ? advice_again : advice_last;
+  }
 };
 // [/snippet]
 
@@ -777,9 +782,38 @@ struct BackwardSteps {
 // [/snippet]
 
 // [snippet: read_forwards]
-// A thread's sums over its vectors, one for each element of a vector. Moves `walk` to the place after its last vector,
-// and returns the last batch in the ring. As long as every thread has vectors to use and to ask for, nothing is asked
-// for each of them.
+// Asks for vector `i` of a batch, and goes on to the next.
+template <class Ring, class Steps, class Walk>
+__device__ inline void fetch_forwards(const Ring& ring, const Steps& steps, Walk& walk, typename Ring::Bits* slot,
+                                      int i, uint64_t advice) {
+#pragma unroll
+  for (int input = 0; input < Steps::inputs; ++input) {
+    ring.fetch(ring.in_batch(slot, i, input), steps.input(input) + walk.place, advice);
+  }
+  walk.forward();
+}
+
+// Asks for a thread's first vectors: as many as the ring has room for.
+template <class Ring, class Steps, int size, class Walk>
+__device__ inline void fill_ring(const Ring& ring, const Steps& steps, const Part<size>& part, Walk& walk) {
+  constexpr int batch = Ring::batch;
+  typename Ring::Bits* slot = ring.first_slot();
+#pragma unroll 1
+  for (int asked = 0; asked < Ring::held; asked += batch, slot += Ring::apart) {
+    const uint64_t advice = ring.advice_at(asked, part);
+    if (asked < part.count) {
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (asked + i < part.count) fetch_forwards(ring, steps, walk, slot, i, advice);
+      }
+    }
+    ring.commit();  // also where there was nothing to ask for: the batches are counted
+  }
+}
+
+// A thread's sums over its vectors, one for each element of a vector. The ring has been filled. Moves `walk` to the
+// place after its last vector, and returns the last batch in the ring. As long as every thread has vectors to use and
+// to ask for, nothing is asked for each of them.
 template <class Ring, class Steps, int size, class Walk>
 __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part,
                                                      Walk& walk, const int (&channels)[size], float scale,
@@ -787,13 +821,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
   using Bits = typename Ring::Bits;
   constexpr int batch = Ring::batch;
   constexpr int held = Ring::held;
-  const auto fetch = [&](Bits* slot, int i, uint64_t advice) {
-#pragma unroll
-    for (int input = 0; input < Steps::inputs; ++input) {
-      ring.fetch(ring.in_batch(slot, i, input), steps.input(input) + walk.place, advice);
-    }
-    walk.forward();
-  };
+  const auto fetch = [&](Bits* slot, int i, uint64_t advice) { fetch_forwards(ring, steps, walk, slot, i, advice); };
   const auto add = [&](Bits* slot, int i) {
     float first[size], second[size];
     unpack(*ring.in_batch(slot, i, 0), first);
@@ -805,21 +833,8 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 #pragma unroll
     for (int k = 0; k < size; ++k) sums[k].fold();
   };
-  const auto advice_from = [&](int vector) {
-    return vector < part.of_all - held ? ring.advice_again : ring.advice_last;
-  };
 
-  int asked = 0;  // vectors
   Bits* slot = ring.first_slot();
-#pragma unroll 1
-  for (int b = 0; b < Ring::batches; ++b, slot += Ring::apart) {
-#pragma unroll
-    for (int i = 0; i < batch; ++i, ++asked) {
-      if (asked < part.count) fetch(slot, i, advice_from(b * batch));
-    }
-    ring.commit();  // also where there was nothing to ask for: the batches are counted
-  }
-  slot = ring.first_slot();
   if (part.count > 0) {
     float first[size], next[size];
     __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
@@ -835,7 +850,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
   for (; !Ring::holds_all && part.count > 0 && done + 2 * held <= part.of_all; done += held) {
 #pragma unroll 1
     for (int b = 0; b < Ring::batches; ++b, slot += Ring::apart) {
-      const uint64_t advice = advice_from(done + held + b * batch);
+      const uint64_t advice = ring.advice_at(done + held + b * batch, part);
       ring.wait_for_oldest();
 #pragma unroll
       for (int i = 0; i < batch; ++i) add(slot, i);
@@ -846,7 +861,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
     slot = ring.first_slot();
     fold();
   }
-  asked = done + held;
+  int asked = done + held;
   Bits* last = slot;
 #pragma unroll 1
   for (; done < part.count; done += batch) {
@@ -1013,9 +1028,13 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   using Channel = typename Steps::Channel;
   const int thread = static_cast<int>(threadIdx.x);
   const int split = static_cast<int>(blockIdx.y);
+  using Walk = Walk<images>;
   const Part<size> part(tiling, tile, split);
+  Walk walk(tiling, part);
+  wait_for_previous_kernel();
+  if constexpr (Ring::holds_all) fill_ring(ring, steps, part, walk);
   int my_channels[size];
-  part.find_channels(my_channels);
+  part.template find_channels<images>(my_channels);
 
   // This thread's team, and its channel. A team without a channel goes along with the first one's.
   const int teams = lanes >> tiling.team_bits;  // of a warp
@@ -1027,8 +1046,6 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   const typename Steps::Given given = steps.given(part.first_channel + channel);
 
   // Once, and once more for the channels that have overflowed.
-  using Walk = Walk<images>;
-  Walk walk(tiling, part);
   typename Ring::Bits* last = nullptr;
   // Of two tensors, half as many vectors fit in the registers, and nothing was gained, as measured.
   constexpr bool reads_ahead = Steps::inputs == 1 && !Ring::holds_all;
@@ -1039,7 +1056,10 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
 #pragma unroll 1
   for (float scale = 1.0f;; scale = small_scale) {
     typename Steps::Sums sums[size] = {};
-    walk = Walk(tiling, part);
+    if constexpr (!Ring::holds_all) {
+      walk = Walk(tiling, part);
+      fill_ring(ring, steps, part, walk);
+    }
     last = read_forwards(ring, steps, part, walk, my_channels, scale, sums);
     if (scale == 1.0f) ahead.ask(ring, steps, Walk(tiling, part));
     Partial* const partials = reinterpret_cast<Partial*>(exchange);
@@ -1063,6 +1083,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     cooperative_groups::this_grid().sync();
     found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
   }
+  let_next_kernel_start();
   Channel* const channels = reinterpret_cast<Channel*>(exchange);
   const Channel done = steps.finish(found, given);
   if (writes) channels[channel] = done;
@@ -1089,10 +1110,14 @@ __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps s
   unsigned char* const memory = dynamic_shared<unsigned char>();
   const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, advice_of(tiling.leaves),
                      advice_of(tiling.leaves == Leaves::in_turn ? Leaves::first : tiling.leaves)};
-  for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
-    normalize_tile<Steps, size, images, Config>(steps, tiling, tile, ring,
-                                                memory + Ring::bytes_of_thread * Config::threads);
-    __syncthreads();  // all have read what the next tile overwrites
+  unsigned char* const exchange = memory + Ring::bytes_of_thread * Config::threads;
+  if constexpr (Ring::holds_all) {
+    normalize_tile<Steps, size, images, Config>(steps, tiling, blockIdx.x, ring, exchange);
+  } else {
+    for (int tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
+      normalize_tile<Steps, size, images, Config>(steps, tiling, tile, ring, exchange);
+      __syncthreads();  // all have read what the next tile overwrites
+    }
   }
 }
 // [/snippet]
@@ -1226,9 +1251,10 @@ struct Config {
   static constexpr int ahead = ahead_;
   static constexpr bool ring_holds_all = false;
 };
-// Where no thread has more vectors than the ring has room for, nothing is asked for twice: a shorter program.
-template <class Config>
-struct Once : Config {
+// Where no thread has more vectors than the ring has room for, nothing is asked for twice: a shorter program. Most of
+// it runs once, in all warps alike: so it has half as many, and each thread has twice the room.
+template <class C>
+struct Once : Config<C::threads / 2, C::batches, 2 * C::batch, C::ahead> {
   static constexpr bool ring_holds_all = true;
 };
 using LargeConfig = Config<512, 10, 2, 8>;
@@ -1238,31 +1264,39 @@ using SmallConfig = Config<256, 4, 1, 2>;
 // and writes hinder each other less if y leaves first, as in stage 05.
 inline constexpr int caches_to_hit = 4;
 
+// Launches one program. Returns false where the tensor cannot be cut for it, or where its rings are to hold all and do
+// not.
 template <int size, bool images, class Config, class Steps>
-bool launch_tiles(const Steps& steps, cudaStream_t stream) {
+bool launch_program(const Steps& steps, cudaStream_t stream) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
-  const size_t exchanged = std::max(size * sizeof(typename Steps::Partial) * (Config::threads + 1),
-                                    sizeof(typename Steps::Channel) * Config::threads);
-  const size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
-  const auto once = normalize_channels<Steps, size, images, Once<Config>>;
-  const auto twice = normalize_channels<Steps, size, images, Config>;
-  const auto blocks = static_cast<int>(
-      std::min(blocks_at_once(once, Config::threads, bytes), blocks_at_once(twice, Config::threads, bytes)));
+  constexpr size_t exchanged = std::max(size * sizeof(typename Steps::Partial) * (Config::threads + 1),
+                                        sizeof(typename Steps::Channel) * Config::threads);
+  constexpr size_t bytes = Config::threads * Ring::bytes_of_thread + exchanged;
+  const auto kernel = normalize_channels<Steps, size, images, Config>;
+  const int64_t blocks = blocks_at_once(kernel, Config::threads, bytes);
   constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
   Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
   if (tiling.tiles == 0) return false;
+  if (Ring::holds_all && std::max(tiling.each, tiling.each_of_longer) >= Ring::held) return false;
   const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
   tiling.leaves = leaves_of(bytes_read, caches_to_hit);
-  const dim3 grid = {static_cast<unsigned>(std::min(tiling.tiles, blocks)), static_cast<unsigned>(tiling.splits)};
-  const bool holds_all = std::max(tiling.each, tiling.each_of_longer) < Ring::held;
-  launch(holds_all ? once : twice,
-         {.grid = grid,
+  const int64_t side_by_side = Ring::holds_all ? tiling.tiles : std::min<int64_t>(tiling.tiles, blocks);
+  const bool waits = tiling.splits > 1;
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>(side_by_side), static_cast<unsigned>(tiling.splits)),
           .block = Config::threads,
           .shared_bytes = bytes,
-          .cooperative = tiling.splits > 1,
+          .cooperative = waits,
+          .overlap = Ring::holds_all && !waits,
           .stream = stream},
          steps, tiling);
   return true;
+}
+
+template <int size, bool images, class Config, class Steps>
+bool launch_tiles(const Steps& steps, cudaStream_t stream) {
+  return launch_program<size, images, Once<Config>>(steps, stream) ||
+         launch_program<size, images, Config>(steps, stream);
 }
 
 inline bool is_aligned(std::initializer_list<const void*> pointers) {
