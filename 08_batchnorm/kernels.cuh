@@ -1172,8 +1172,9 @@ inline void place_threads(Tiling& t, int size, int threads) {
 
 // Cuts a tensor whose vectors are `size` elements into tiles for `blocks` blocks of `threads` threads. Returns no tiles
 // where a vector would hold what no tile can: then the elements are to be moved one by one.
-// `room` bounds the splits: for so many channels can blocks leave what they have found.
-inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, int64_t room) {
+// `room` bounds the splits: for so many channels can blocks leave what they have found. `in_cache`: the L2 cache holds
+// all that is read and written.
+inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, int64_t room, bool in_cache) {
   const int64_t rows = s.samples * s.pixels;
   Tiling t = {};
   t.channels = static_cast<int>(s.channels);
@@ -1207,8 +1208,12 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   constexpr int64_t overhead = 3000;
   constexpr int64_t waiting = 2500;
   constexpr int64_t cut_sector = 10;
-  const int64_t least_width = size > 1 ? 16 : 128;
-  const auto handicap = [](int64_t width) { return width >= 8 ? 2 : width >= 4 ? 3 : width >= 2 ? 4 : 10; };  // halves
+  // Blocks that share a tile have a wide one, where memory is what they wait for. In the cache a narrow piece costs
+  // little, and of a narrow tile fewer blocks tell each other of fewer channels.
+  const int64_t least_width = size == 1 ? 128 : in_cache ? 4 : 16;
+  const auto handicap = [](int64_t width) {  // in 32nds
+    return width >= 16 ? 32 : width >= 8 ? 33 : width >= 4 ? 48 : width >= 2 ? 64 : 160;
+  };
   const int64_t mean = t.lines * t.line / size / blocks;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t of_tile = 1; of_tile <= units; ++of_tile) {
@@ -1224,7 +1229,7 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
       const int64_t together = splits > 1 ? waiting + splits * of_tile * unit_channels / 4 : 0;
       const int64_t cut = size > 1 && of_tile < units && width % 2 != 0 ? cut_sector : 0;
-      const int64_t of_block = rounds * lines * (width * handicap(width) / 2 + cut);
+      const int64_t of_block = rounds * lines * (width * handicap(width) + cut * 32) / 32;
       // Memory is shared: where one block has more to do than others, only half of that is lost.
       const int64_t work = (of_block + std::min(of_block, mean)) / 2 + rounds * overhead + together;
       if (work >= least) continue;
@@ -1275,11 +1280,13 @@ bool launch_program(const Steps& steps, cudaStream_t stream) {
   const auto kernel = normalize_channels<Steps, size, images, Config>;
   const int64_t blocks = blocks_at_once(kernel, Config::threads, bytes);
   constexpr int64_t room = batchnorm_workspace / int64_t{sizeof(typename Steps::Shared) / sizeof(float)};
-  Tiling tiling = tiling_of(shape_of(steps.p), size, blocks, Config::threads, room);
+  const Shape shape = shape_of(steps.p);
+  const int64_t bytes_of_tensor = shape.samples * shape.channels * shape.pixels * int64_t{sizeof(typename Steps::T)};
+  const bool in_cache = (Steps::inputs + 1) * bytes_of_tensor <= device_attribute(cudaDevAttrL2CacheSize);
+  Tiling tiling = tiling_of(shape, size, blocks, Config::threads, room, in_cache);
   if (tiling.tiles == 0) return false;
   if (Ring::holds_all && std::max(tiling.each, tiling.each_of_longer) >= Ring::held) return false;
-  const int64_t bytes_read = (tiling.lines * tiling.line) * int64_t{sizeof(typename Steps::T)} * Steps::inputs;
-  tiling.leaves = leaves_of(bytes_read, caches_to_hit);
+  tiling.leaves = leaves_of(bytes_of_tensor * Steps::inputs, caches_to_hit);
   const int64_t side_by_side = Ring::holds_all ? tiling.tiles : std::min<int64_t>(tiling.tiles, blocks);
   const bool waits = tiling.splits > 1;
   launch(kernel,
