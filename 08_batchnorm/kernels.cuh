@@ -663,13 +663,24 @@ struct TrainSteps {
     const float factor = invstd_of(all) * to_float(given.gamma);
     return {all.pivot, factor, fmaf(-all.rest, factor, to_float(given.beta)), scale};
   }
-  // And what is kept of it.
-  __device__ void write(const Shared& all, int channel) const {
+  // What the batches before have left.
+  struct Past {
+    float mean, variance;
+  };
+  __device__ Past past(int channel) const {
+    return {p.running_mean ? p.running_mean[channel] : 0.0f, p.running_var ? p.running_var[channel] : 0.0f};
+  }
+  // And what is kept of the channel, as in write_statistics().
+  __device__ void write(const Shared& all, int channel, const Past& past) const {
     constexpr float up = 1.0f / small_scale;
     const bool scaled = all.count < 0.0f;
     const float by = scaled ? up : 1.0f;
-    write_statistics(p, channel, fabsf(all.count), (all.pivot + all.rest) * by, all.m2 * by * by,
-                     invstd_of(all) * (scaled ? small_scale : 1.0f));
+    const float mean = (all.pivot + all.rest) * by;
+    const float variance = all.m2 * by * by / (fabsf(all.count) - 1.0f);
+    p.save_mean[channel] = mean;
+    p.save_invstd[channel] = invstd_of(all) * (scaled ? small_scale : 1.0f);
+    if (p.running_mean) p.running_mean[channel] = past.mean + p.momentum * (mean - past.mean);
+    if (p.running_var) p.running_var[channel] = past.variance + p.momentum * (variance - past.variance);
   }
   // Of x * scale. Scaled down, eps counts only where the variance is nothing.
   __device__ float invstd_of(const Shared& all) const {
@@ -771,7 +782,11 @@ struct BackwardSteps {
   __device__ Channel finish(const Shared& all, const Given& given) const {
     return {given.mean, all.dy_xhat / count * given.invstd, all.dy / count, to_float(given.gamma) * given.invstd};
   }
-  __device__ void write(const Shared& all, int channel) const {
+  struct Past {};
+  __device__ Past past(int) const {
+    return {};
+  }
+  __device__ void write(const Shared& all, int channel, const Past&) const {
     if (p.dgamma) p.dgamma[channel] = static_cast<G>(all.dy_xhat);
     if (p.dbeta) p.dbeta[channel] = static_cast<G>(all.dy);
   }
@@ -1089,6 +1104,9 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   if (writes) channels[channel] = done;
   __syncthreads();
 
+  const bool keeps = writes && split == 0;
+  typename Steps::Past past = {};
+  if (Ring::holds_all && keeps) past = steps.past(part.first_channel + channel);
   if (steps.output()) {
     Channel mine[size];
 #pragma unroll
@@ -1101,7 +1119,8 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
       steps.output()[place] = static_cast<typename Steps::T>(result);
     }
   }
-  if (writes && split == 0) steps.write(found, part.first_channel + channel);  // nobody waits for this
+  if (!Ring::holds_all && keeps) past = steps.past(part.first_channel + channel);  // had no register to wait in
+  if (keeps) steps.write(found, part.first_channel + channel, past);
 }
 
 template <class Steps, int size, bool images, class Config>

@@ -12,7 +12,9 @@ struct FindingSteps : Steps {
   typename Steps::Shared* found;  // [channels]
 
   __host__ __device__ typename Steps::T* output() const { return nullptr; }
-  __device__ void write(const typename Steps::Shared& all, int channel) const { found[channel] = all; }
+  __device__ void write(const typename Steps::Shared& all, int channel, const typename Steps::Past&) const {
+    found[channel] = all;
+  }
 };
 
 // The final kernel's second half, with what is known of each channel.
@@ -42,7 +44,7 @@ __global__ void merge_ranks(Steps steps, const typename Steps::Shared* found, in
   all = steps.combined(team, ranks, all, of_rank);
   if (team.lane == 0) {
     result[channel] = steps.finish(all, steps.given(channel));
-    steps.write(all, channel);
+    steps.write(all, channel, steps.past(channel));
   }
 }
 // [/snippet]
