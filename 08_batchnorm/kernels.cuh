@@ -1051,13 +1051,15 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   int my_channels[size];
   part.template find_channels<images>(my_channels);
 
-  // This thread's team, and its channel. A team without a channel goes along with the first one's.
+  // This thread's team, and its channel. A team without a channel goes along with the first one's, but for a warp that
+  // has none at all.
   const int teams = lanes >> tiling.team_bits;  // of a warp
   const int lane = thread % lanes;
   const Team team = {1 << tiling.team_bits, teams, lane >> (5 - tiling.team_bits)};
   const int of_team = thread / lanes * teams + (lane & (teams - 1));
   const int channel = of_team < part.channels ? of_team : 0;
   const bool writes = of_team < part.channels && team.lane == 0;
+  const bool merges = thread / lanes * teams < part.channels;  // this warp
   const typename Steps::Given given = steps.given(part.first_channel + channel);
 
   // Once, and once more for the channels that have overflowed.
@@ -1085,7 +1087,8 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     }
     keep_partials<Config::threads, images>(steps, tiling.kept, my_channels, mine, partials);
     __syncthreads();
-    const Partial merged = merge_block<Config::threads, images>(steps, tiling, part, partials, team, channel, scale);
+    Partial merged = {};
+    if (merges) merged = merge_block<Config::threads, images>(steps, tiling, part, partials, team, channel, scale);
     if (scale == 1.0f || steps.overflowed(found)) found = steps.share(merged, scale);
     if (!__syncthreads_or(steps.overflowed(merged)) || scale != 1.0f) break;
   }
@@ -1096,7 +1099,9 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
         reinterpret_cast<Shared*>(steps.p.workspace) + int64_t{tile} * tiling.splits * tiling.tile_channels + channel;
     if (writes) all[split * tiling.tile_channels] = found;
     cooperative_groups::this_grid().sync();
-    found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
+    if (merges) {
+      found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
+    }
   }
   let_next_kernel_start();
   Channel* const channels = reinterpret_cast<Channel*>(exchange);
@@ -1230,8 +1235,8 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   // Blocks that share a tile have a wide one, where memory is what they wait for. In the cache a narrow piece costs
   // little, and of a narrow tile fewer blocks tell each other of fewer channels.
   const int64_t least_width = size == 1 ? 128 : in_cache ? 4 : 16;
-  const auto handicap = [](int64_t width) {  // in 32nds
-    return width >= 16 ? 32 : width >= 8 ? 33 : width >= 4 ? 48 : width >= 2 ? 64 : 160;
+  const auto handicap = [in_cache](int64_t width) {  // in 32nds
+    return width >= 16 ? 32 : width >= 8 ? 33 : width >= 4 ? 48 : width >= 2 ? 64 : in_cache ? 96 : 160;
   };
   const int64_t mean = t.lines * t.line / size / blocks;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -1247,7 +1252,7 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       const int64_t splits = std::max<int64_t>(1, (t.lines + lines - 1) / lines);
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
       const int64_t together = splits > 1 ? waiting + splits * of_tile * unit_channels / 4 : 0;
-      const int64_t cut = size > 1 && of_tile < units && width % 2 != 0 ? cut_sector : 0;
+      const int64_t cut = size > 1 && !in_cache && of_tile < units && width % 2 != 0 ? cut_sector : 0;
       const int64_t of_block = rounds * lines * (width * handicap(width) + cut * 32) / 32;
       // Memory is shared: where one block has more to do than others, only half of that is lost.
       const int64_t work = (of_block + std::min(of_block, mean)) / 2 + rounds * overhead + together;
