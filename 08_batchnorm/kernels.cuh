@@ -1399,36 +1399,38 @@ struct InferenceSteps {
     if (size > 2 && neighbors == Neighbors::two) {
       const int ends[2] = {channels[0], channels[size - 1]};
       Channel of_end[2];
-      read_each(ends, false, of_end);
+      read_each<false>(ends, of_end);
 #pragma unroll
       for (int k = 0; k < size; ++k) known[k] = channels[k] == ends[0] ? of_end[0] : of_end[1];
+    } else if (neighbors == Neighbors::in_a_row) {
+      read_each<true>(channels, known);
     } else {
-      read_each(channels, neighbors == Neighbors::in_a_row, known);
+      read_each<false>(channels, known);
     }
   }
 
  private:
-  template <int size>
-  __device__ void read_each(const int (&channels)[size], bool in_a_row, Channel (&known)[size]) const {
+  template <bool in_a_row, int size>
+  __device__ void read_each(const int (&channels)[size], Channel (&known)[size]) const {
     float gamma[size], beta[size], mean[size], variance[size];
-    read_values(p.gamma, 1.0f, channels, in_a_row, gamma);
-    read_values(p.beta, 0.0f, channels, in_a_row, beta);
-    read_values(p.running_mean, 0.0f, channels, in_a_row, mean);
-    read_values(p.running_var, 1.0f, channels, in_a_row, variance);
+    read_values<in_a_row>(p.gamma, 1.0f, channels, gamma);
+    read_values<in_a_row>(p.beta, 0.0f, channels, beta);
+    read_values<in_a_row>(p.running_mean, 0.0f, channels, mean);
+    read_values<in_a_row>(p.running_var, 1.0f, channels, variance);
 #pragma unroll
     for (int k = 0; k < size; ++k) {
       const float factor = gamma[k] * rsqrtf(variance[k] + p.eps);
       known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
     }
   }
-  template <class V, int size>
-  __device__ static void read_values(const V* from, float otherwise, const int (&channels)[size], bool in_a_row,
+  template <bool in_a_row, class V, int size>
+  __device__ static void read_values(const V* from, float otherwise, const int (&channels)[size],
                                      float (&values)[size]) {
     constexpr int together = size < static_cast<int>(vector_size<V>) ? size : static_cast<int>(vector_size<V>);
     if (!from) {
 #pragma unroll
       for (int k = 0; k < size; ++k) values[k] = otherwise;
-    } else if (in_a_row) {
+    } else if constexpr (in_a_row) {
 #pragma unroll
       for (int first = 0; first < size; first += together) {
         const auto some = *reinterpret_cast<const Vector<V, together>*>(from + channels[0] + first);
