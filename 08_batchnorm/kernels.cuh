@@ -322,7 +322,8 @@ struct Tiling {
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
   int team_bits;      // a channel has 2^team_bits lanes
-  Leaves leaves;      // when what is read leaves the L2 cache
+  Leaves leaves;      // when what is read leaves the L2 cache,
+  Leaves leaves_at_last;  // and what is read for the last time
 };
 
 // What one block has of a tensor, and where in it this thread stands.
@@ -1133,7 +1134,7 @@ __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps s
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
   const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, advice_of(tiling.leaves),
-                     advice_of(tiling.leaves == Leaves::in_turn ? Leaves::first : tiling.leaves)};
+                     advice_of(tiling.leaves_at_last)};
   unsigned char* const exchange = memory + Ring::bytes_of_thread * Config::threads;
   if constexpr (Ring::holds_all) {
     normalize_tile<Steps, size, images, Config>(steps, tiling, blockIdx.x, ring, exchange);
@@ -1311,6 +1312,9 @@ bool launch_program(const Steps& steps, cudaStream_t stream) {
   if (tiling.tiles == 0) return false;
   if (Ring::holds_all && std::max(tiling.each, tiling.each_of_longer) >= Ring::held) return false;
   tiling.leaves = leaves_of(bytes_of_tensor * Steps::inputs, caches_to_hit);
+  // Nothing need make room where the rings hold all: what is in the cache may stay, for whoever reads it next.
+  const bool makes_room = tiling.leaves == Leaves::in_turn && !(Ring::holds_all && in_cache);
+  tiling.leaves_at_last = makes_room ? Leaves::first : tiling.leaves;
   const int64_t side_by_side = Ring::holds_all ? tiling.tiles : std::min<int64_t>(tiling.tiles, blocks);
   const bool waits = tiling.splits > 1;
   launch(kernel,
