@@ -1234,10 +1234,12 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   constexpr int64_t waiting = 2500;
   constexpr int64_t cut_sector = 10;
   // Blocks that share a tile have a wide one, where memory is what they wait for. In the cache a narrow piece costs
-  // little, and of a narrow tile fewer blocks tell each other of fewer channels.
+  // little, and of a narrow tile fewer blocks tell each other of fewer channels. The narrowest piece is half a sector:
+  // two blocks fetch each. Few blocks may; where most multiprocessors do, the cache has to hand out everything twice.
   const int64_t least_width = size == 1 ? 128 : in_cache ? 4 : 16;
-  const auto handicap = [in_cache](int64_t width) {  // in 32nds
-    return width >= 16 ? 32 : width >= 8 ? 33 : width >= 4 ? 48 : width >= 2 ? 64 : in_cache ? 96 : 160;
+  const auto handicap = [in_cache, blocks](int64_t width, int64_t tiles) {  // in 32nds
+    if (width == 1) return in_cache && 2 * tiles <= blocks ? 96 : 160;
+    return width >= 16 ? 32 : width >= 8 ? 33 : width >= 4 ? 48 : 64;
   };
   const int64_t mean = t.lines * t.line / size / blocks;
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -1254,7 +1256,7 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
       const int64_t rounds = (tiles * splits + blocks - 1) / blocks;
       const int64_t together = splits > 1 ? waiting + splits * of_tile * unit_channels / 4 : 0;
       const int64_t cut = size > 1 && !in_cache && of_tile < units && width % 2 != 0 ? cut_sector : 0;
-      const int64_t of_block = rounds * lines * (width * handicap(width) + cut * 32) / 32;
+      const int64_t of_block = rounds * lines * (width * handicap(width, tiles) + cut * 32) / 32;
       // Memory is shared: where one block has more to do than others, only half of that is lost.
       const int64_t work = (of_block + std::min(of_block, mean)) / 2 + rounds * overhead + together;
       if (work >= least) continue;
