@@ -1617,33 +1617,44 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
   return launch_clusters<some, false, given, late, 4, 1024, 1>(steps, stream);
 }
 
-// Few rows are all under way at the same time, and none hides behind another's work. Up to so many vectors for a
-// multiprocessor they are few: as many as 1024 threads have with two each. To be measured from a graph: twice as many.
-inline constexpr int64_t vectors_of_few = 2048;
-// To be measured there, too: of the shorter ones a warp has a row, and there is no barrier.
-inline constexpr bool few_go_by_warps = false;
+// Few rows are all under way at the same time, and none hides behind another's work: each thread has few vectors, and
+// gamma and beta are on their way with them. So many vectors that a multiprocessor reads are few, measured from a
+// graph:
+inline constexpr int64_t few_vectors = 4096;
+// A row that a warp can hold needs no barrier there, but it gives each thread four vectors. Measured with one tensor to
+// read: from so many on it is faster by warps, and from so many on not even gamma and beta need to be early.
+inline constexpr int64_t fewest_by_warps = 1024;
+inline constexpr int64_t most_by_warps = 2048;
+
+template <bool given, int vectors, int threads, class Steps>
+void launch_few(const Steps& steps, cudaStream_t stream) {
+  constexpr Parameters early = Parameters::early;
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, vectors, threads, 1>(steps, stream);
+  launch_block<Fit::vectors, given, early, vectors, threads, 1>(steps, stream);
+}
 
 template <bool given, class Steps>
 bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
   constexpr Parameters early = Parameters::early;
+  constexpr int reads = Steps::reads;
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   if (length <= 2 * 1) return launch_lanes<given, 2, 1>(steps, stream), true;
   if (length <= 2 * 2) return launch_lanes<given, 2, 2>(steps, stream), true;
   if (length <= 2 * 4) return launch_lanes<given, 2, 4>(steps, stream), true;
-  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const bool few_rows = steps.p.rows * length <= vectors_of_few * multiprocessors;
-  if constexpr (few_go_by_warps) {
-    if (few_rows && length > 64 && length <= 4 * 32) return launch_lanes<given, 4, 32, early>(steps, stream), true;
+  const int64_t read_by_each = reads * steps.p.rows * length / device_attribute(cudaDevAttrMultiProcessorCount);
+  if (length > 64 && length <= 128) {
+    if (read_by_each < (reads == 1 ? fewest_by_warps : few_vectors)) {
+      return launch_few<given, 2, 128>(steps, stream), true;
+    }
+    if constexpr (reads == 1) {
+      if (read_by_each < most_by_warps) return launch_lanes<given, 4, 32, early>(steps, stream), true;
+    }
+  } else if (length > 128 && length <= 2 * 512 && read_by_each < few_vectors) {
+    if (length <= 2 * 128) return launch_few<given, 2, 128>(steps, stream), true;
+    return launch_few<given, 2, 512>(steps, stream), true;
   }
-  if (few_rows && length > 64 && length <= 2 * 128) {
-    if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 128, 1>(steps, stream), true;
-    return launch_block<Fit::vectors, given, early, 2, 128, 1>(steps, stream), true;
-  }
-  if (few_rows && length > 2 * 128 && length <= 2 * 512) {
-    if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, 512, 1>(steps, stream), true;
-    return launch_block<Fit::vectors, given, early, 2, 512, 1>(steps, stream), true;
-  }
-  if (length > 2 * 512 && steps.p.rows * length <= 2048 * multiprocessors) {
+  if (length > 2 * 512 && steps.p.rows * length <= 2048 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}) {
     if (launch_clusters<Fit::vectors, false, given, early, 2, 512, 1>(steps, stream)) return true;
   }
   if constexpr (Steps::reads == 1) {
