@@ -803,16 +803,19 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     document = repository.comparison(gpu)
     if document is None:
         return None
-    old = rivals.stale_operations(document, repository.root)
+    runs = rivals.Runs(document, repository.root)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
+    drawn: set[rivals.Cell] = set()
     for entry in document["benchmarks"]:
         variant, cell, mode = cell_of(entry["name"])
         if mode != "cold" or cell.dtype != "bf16" or variant == COPY or cell.operation.startswith("batchnorm"):
             continue
+        drawn.add(cell)
         of_variant = lines.setdefault(cell.operation, {}).setdefault(variant, {})
         of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, entry["share_of_copy"]))
     if not lines:
         return None
+    old = {cell.operation for cell in drawn if runs.is_stale(cell)}
     names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
     columns = min(3, len(lines))
     figure, axes = page(3.6 * columns + 0.6, 2.9 * math.ceil(len(lines) / columns) + 0.9, math.ceil(len(lines) / columns), columns, sharey=True)
@@ -838,9 +841,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     title = "The final kernels beside other libraries: share of a copy of the same bytes"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    context = document["context"]
-    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns", f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}",
-             STALE_NOTE if old & lines.keys() else "")
+    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns", runs.origin(drawn), STALE_NOTE if old else "")
     return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
@@ -855,7 +856,8 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
     if not found:
         return None
-    old = rivals.stale_operations(document, repository.root)
+    runs = rivals.Runs(document, repository.root)
+    old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
     dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
     widths = sorted({cols for _, _, cols in found})
     figure, axes = page(1.9 + 0.42 * len(widths), 1.1 + (0.5 + 0.27 * len(operations)) * len(dtypes), len(dtypes), 1)
@@ -873,9 +875,8 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
         ax.set_title(dtype)
     title = "How many times as fast as the fastest other library"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    context = document["context"]
     footnote(figure, gpu.upper(), "cold L2 cache, the largest tensor at each number of columns", "framed: another is faster; gray: not measured",
-             f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}", STALE_NOTE if old & set(operations) else "")
+             runs.origin(v.cell for v in found.values()), STALE_NOTE if old else "")
     lost = [f"{dtype} {operation} at {cols} columns {v.ahead:.2f}" for (dtype, operation, cols), v in found.items() if v.outcome == "lost"]
     words = f"{len(found)} cells, of which {sum(v.outcome == 'won' for v in found.values())} are won and these lost: {', '.join(sorted(lost)) or 'none'}"
     return Chart(repository.root / "docs" / "charts" / f"compare_map_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
@@ -910,7 +911,7 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
     context = document["context"]
     # A file without hashes does not say which kernels it was.
-    old = "source_hashes" not in context or bool(rivals.stale_operations(document, repository.root))
+    old = "source_hashes" not in context or bool(rivals.stale_operations(context, repository.root))
     runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
     curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):

@@ -5,6 +5,7 @@
     ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
     ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
     CUDA_VISIBLE_DEVICES=1 ./worklog compare --full     at the same time as others, on a GPU of its own: they share the cells
+    ./worklog compare --full --operation batchnorm_train --shape 1024x64     these cells again; the file keeps the others as they are
     ./worklog compare --list           the cells, and how they are timed
 
 A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are held
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import source_hash
-from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, grid
+from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, cell_of, grid
 from programs import shown, write_json
 from results import ELEMENT_BYTES, ROOT, ReportError
 from rivals import report, verdicts
@@ -387,8 +388,33 @@ def joined(context: dict[str, Any], parts: Iterable[dict[str, Any]]) -> dict[str
             document[key] += part[key]
         for entry in part["absent"]:
             absent.setdefault((entry["variant"], entry["reason"]), []).append(entry["cell"])
-    document["absent"] = [{"variant": variant, "reason": reason, "cells": len(cells), "first": cells[0]} for (variant, reason), cells in absent.items()]
+    document["absent"] = [{"variant": variant, "reason": reason, "cells": cells} for (variant, reason), cells in absent.items()]
     return document
+
+
+def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """`document`, and as they were `before` the cells that it has not: under `earlier`, each run that they come from."""
+    def cells_of(some: dict[str, Any]) -> dict[str, list[str]]:
+        """The cell of each timing and of each check."""
+        return {"benchmarks": [cell_of(entry["name"])[1].name for entry in some["benchmarks"]], "checks": [entry["cell"] for entry in some["checks"]]}
+
+    def cell_in(name: str) -> str:  # of what is absent: of a cell, or of a cell's graph
+        return "/".join(name.split("/")[:3])
+
+    measured = {name for names in cells_of(document).values() for name in names} | {cell_in(name) for entry in document["absent"] for name in entry["cells"]}
+    joint = dict(document)
+    for key, names in cells_of(before).items():
+        joint[key] = document[key] + [entry for entry, name in zip(before[key], names) if name not in measured]
+    absent = {(entry["variant"], entry["reason"]): list(entry["cells"]) for entry in document["absent"]}
+    for entry in before["absent"]:
+        absent.setdefault((entry["variant"], entry["reason"]), []).extend(name for name in entry["cells"] if cell_in(name) not in measured)
+    joint["absent"] = [{"variant": variant, "reason": reason, "cells": names} for (variant, reason), names in absent.items() if names]
+
+    of_earlier = {name for run in before.get("earlier", []) for name in run["cells"]}
+    of_last = dict.fromkeys(name for names in cells_of(before).values() for name in names if name not in of_earlier)
+    runs = [{"context": before["context"], "cells": list(of_last)}, *before.get("earlier", [])]
+    earlier = [run | {"cells": left} for run in runs if (left := [name for name in run["cells"] if name not in measured])]
+    return joint | ({"earlier": earlier} if earlier else {})
 
 
 def kept_in(folder: Path, cell: Cell) -> Path:
@@ -484,7 +510,10 @@ def tell_missing(has_native: bool, strict: bool) -> None:
 def compare(options: argparse.Namespace) -> int:
     whole = grid(options.full)
     cells = [cell for cell in whole
-             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)]
+             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)
+             and (not options.shape or f"{cell.rows}x{cell.cols}" in options.shape)]
+    if not cells:
+        raise ReportError("no cell of the grid is of the operations, types and shapes that were asked for (--list shows what there is)")
     kind = "full" if options.full else "quick"
     if options.list:
         for cell in cells:
@@ -496,17 +525,22 @@ def compare(options: argparse.Namespace) -> int:
     names = [name for name in contenders.NAMES if options.autotune or (options.full and not options.no_autotune) or "max-autotune" not in name]
     context = context_of(names, library) | {"calls": "C++" if native else "Python", "grid": kind}
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
-    if kind == "quick" and not options.output and output.is_file() and json.loads(output.read_text(encoding="utf-8"))["context"].get("grid") == "full":
+    before = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
+    if kind == "quick" and not options.output and before and before["context"].get("grid") == "full":
         raise ReportError(f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with --output my/compare.json")
     folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
     gpu = Gpu()
     left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
     parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
-    document = joined(context | {"cells": len(parts), "cells_of_grid": len(whole), "clocks_after": clocks()}, parts)
+    document = joined(context | {"clocks_after": clocks()}, parts)
+    if before and before["context"].get("grid") == kind:
+        document = added_to(before, document)
+    left = sum(len(run["cells"]) for run in document.get("earlier", []))
+    document["context"] |= {"cells": len(parts) + left, "cells_of_grid": len(whole)}
     write_json(output, document)
     for line in report(verdicts(document)):
         print(line)
-    print(f"{len(parts)} of {len(whole)} cells written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
+    print(f"{len(parts)} of {len(whole)} cells {f'(and {left} of earlier runs) ' if left else ''}written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
     bad = list(failures(parts))
     if bad:
         print(*bad, f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again", sep="\n", file=sys.stderr)
@@ -524,6 +558,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="stop after so long; the same call goes on from there")
     parser.add_argument("--operation", action="append", default=[], choices=list(TENSORS), help="only this operation (may be given more than once)")
     parser.add_argument("--dtype", action="append", default=[], choices=list(ELEMENT_BYTES), help="only this type (may be given more than once)")
+    parser.add_argument("--shape", action="append", default=[], metavar="RxC", help="only this shape, rows x cols (may be given more than once)")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
     parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
     parser.add_argument("--strict", action="store_true", help="time nothing where the package's C++ part, Liger, flash-attention or quack is missing")

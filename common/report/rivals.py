@@ -104,12 +104,35 @@ def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
     return {key: group for key, group in groups.items() if group}
 
 
-# --- Tables ------------------------------------------------------------------------------------------------------------
-def stale_operations(document: dict[str, Any], root: Path) -> set[str]:
+# --- Where a cell comes from -------------------------------------------------------------------------------------------
+def stale_operations(context: dict[str, Any], root: Path) -> set[str]:
     """Those whose kernels have changed since."""
-    hashes = document["context"].get("source_hashes", {})
+    hashes = context.get("source_hashes", {})
     now = {stage: source_hash.source_hash(stage, root) for stage in hashes if (root / stage / "kernels.cuh").is_file()}
     return {operation for operation, stage in STAGE_OF.items() if hashes.get(stage) != now.get(stage)}
+
+
+class Runs:
+    """The runs of compare.py that a document's cells come from: the last, and those before it of which cells were left as they were."""
+
+    def __init__(self, document: dict[str, Any], root: Path) -> None:
+        self.contexts = [document["context"], *(run["context"] for run in document.get("earlier", []))]
+        self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
+        self._stale = [stale_operations(context, root) for context in self.contexts]
+
+    def is_stale(self, cell: Cell) -> bool:
+        """Whether its kernel has changed since it was measured."""
+        return cell.operation in self._stale[self._run_of.get(cell.name, 0)]
+
+    def of(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+        """The contexts of their runs, the last first."""
+        return [self.contexts[number] for number in sorted({self._run_of.get(cell.name, 0) for cell in cells})]
+
+    def origin(self, cells: Iterable[Cell]) -> str:
+        return "; ".join(f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}" for context in self.of(cells))
+
+
+# --- Tables ------------------------------------------------------------------------------------------------------------
 
 
 def against_peers(place: Place) -> Table:
@@ -128,11 +151,11 @@ def against_peers(place: Place) -> Table:
     found = [v for v in of_operations if v.cell.dtype in (place.chosen("dtype") or ELEMENT_BYTES) and v.mode in (place.chosen("mode") or MODES)]
     if not found:
         return Table("*Nothing was compared yet.*", False)
-    old = stale_operations(document, place.repository.root)
+    runs = Runs(document, place.repository.root)
     if place.option("show", "summary") == "summary":
-        return with_source(place, path, document, summary_lines(found, wrong_results(document), old), [SUMMARY_NOTE, *left_out(document)], found, old)
+        return with_source(place, path, runs, summary_lines(found, wrong_results(document), runs), [SUMMARY_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "totals":
-        return with_source(place, path, document, totals_lines(found, old), [TOTALS_NOTE, *left_out(document)], found, old)
+        return with_source(place, path, runs, totals_lines(found, runs), [TOTALS_NOTE, *left_out(document)], found)
     limit = place.option("limit", str(len(found)))
     if not limit.isdecimal():
         raise ReportError(f"limit is '{limit}'; it must be a number")
@@ -141,16 +164,17 @@ def against_peers(place: Place) -> Table:
     more = sum(v.outcome == "lost" for v in of_operations) - len(shown)
     all_of_them = place.link(place.repository.root / "docs" / "compare.md")
     notes = [LOST_NOTE, f"{more} more, of all ways of timing, are in {all_of_them}" if more else ""]
-    return with_source(place, path, document, lost_lines(shown, old), notes, shown, old)
+    return with_source(place, path, runs, lost_lines(shown, runs), notes, shown)
 
 
-def with_source(place: Place, path: Path, document: dict[str, Any], text: str, notes: Sequence[str], shown: Sequence[Verdict], old: set[str]) -> Table:
+def with_source(place: Place, path: Path, runs: Runs, text: str, notes: Sequence[str], shown: Sequence[Verdict]) -> Table:
     from results import ResultFile
     from tables import Table, caption, source_note
 
-    stale = any(v.cell.operation in old for v in shown)
-    source = ResultFile(path, {key: str(value) for key, value in document["context"].items()}, (), ())
-    return Table(text + caption([*notes, *source_note(place, [source])], stale), stale)
+    stale = any(runs.is_stale(v.cell) for v in shown)
+    contexts = runs.of(v.cell for v in shown) or runs.contexts[:1]
+    sources = [ResultFile(path, {key: str(value) for key, value in context.items()}, (), ()) for context in contexts]
+    return Table(text + caption([*notes, *source_note(place, sources)], stale), stale)
 
 
 def label(name: str) -> str:
@@ -161,7 +185,7 @@ def case(v: Verdict) -> str:
     return f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"
 
 
-def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], old: set[str]) -> str:
+def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], runs: Runs) -> str:
     from tables import dagger, markdown_table
 
     head = ["operation", "timing", "cells", "won", "level", "lost", "median", "best", "worst", "worst at", "against", "wrong"]
@@ -169,7 +193,7 @@ def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], old: se
     for (operation, mode), group in grouped(found).items():
         outcomes, ahead, worst = [v.outcome for v in group], [v.ahead for v in group], min(group, key=lambda v: v.ahead)
         names = {v.cell.name for v in group}
-        lines.append([dagger(f"`{operation}`", operation in old), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
+        lines.append([dagger(f"`{operation}`", any(runs.is_stale(v.cell) for v in group)), mode, str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")],
                       *[f"{x:.2f}x" for x in (statistics.median(ahead), max(ahead), min(ahead))], case(worst), label(worst.rival),
                       str(sum(cell in names for _, cell in wrong))])
     return markdown_table(head, lines, 2)
@@ -181,7 +205,7 @@ KINDS = {"norms over rows, forward": [operation for operation in OVER_ROWS if op
          "BatchNorm": [operation for operation in TENSORS if operation not in OVER_ROWS]}
 
 
-def totals_lines(found: Sequence[Verdict], old: set[str]) -> str:
+def totals_lines(found: Sequence[Verdict], runs: Runs) -> str:
     """A line for each kind of operation, size of a tensor (up to what a launch can hide, and more) and way of timing."""
     from tables import dagger, markdown_table
 
@@ -191,12 +215,12 @@ def totals_lines(found: Sequence[Verdict], old: set[str]) -> str:
         if not group:
             continue
         outcomes = [v.outcome for v in group]
-        lines.append([dagger(kind, not old.isdisjoint(operations)), f"{'more than' if large else 'up to'} 16 MiB", mode, str(len(group)),
+        lines.append([dagger(kind, any(runs.is_stale(v.cell) for v in group)), f"{'more than' if large else 'up to'} 16 MiB", mode, str(len(group)),
                       *[str(outcomes.count(o)) for o in ("won", "level", "lost")], f"{statistics.median(v.ahead for v in group):.2f}x"])
     return markdown_table(["operations", "a tensor", "timing", "cells", "won", "level", "lost", "median"], lines, 3)
 
 
-def lost_lines(lost: Sequence[Verdict], old: set[str]) -> str:
+def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
     """A table; folded into one for each operation where it is long."""
     from figures import percent, significant
     from tables import MISSING, dagger, markdown_table
@@ -205,7 +229,7 @@ def lost_lines(lost: Sequence[Verdict], old: set[str]) -> str:
 
     def table(some: Sequence[Verdict]) -> str:
         return markdown_table(head, [
-            [dagger(f"`{v.cell.operation}`", v.cell.operation in old), case(v), v.mode, significant(v.seconds * 1e6),
+            [dagger(f"`{v.cell.operation}`", runs.is_stale(v.cell)), case(v), v.mode, significant(v.seconds * 1e6),
              percent(v.share_of_copy) if v.share_of_copy else MISSING, label(v.rival), significant(v.rival_seconds * 1e6), f"{v.ahead:.2f}x as fast"]
             for v in some], 2)
 
@@ -229,7 +253,7 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
         yield f"Not there, since they could not be imported: {', '.join(not_here)}"
     if AUTOTUNE not in context.get("contenders", [AUTOTUNE]):
         yield "Inductor's max-autotune was not asked for"
-    ended = sum(entry["cells"] for entry in absent if entry["variant"] == EVERYONE)
+    ended = sum(len(entry["cells"]) for entry in absent if entry["variant"] == EVERYONE)
     if ended:
         yield f"{ended} cells ended early"
     ours_off = sum(variant == OURS for variant, _ in wrong_results(document))

@@ -168,7 +168,32 @@ class Kept(unittest.TestCase):
             parts = compare.kept(cells, Path(folder))
         joined = compare.joined({"gpu": "x"}, parts)
         self.assertEqual(len(joined["benchmarks"]), 4)
-        self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": 4, "first": cells[0].name}])
+        self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": [cell.name for cell in cells]}])
+
+    def test_cells_that_are_not_measured_again_stay(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3)]
+
+        def run(commit: str, seconds: float, *measured: Cell, reason: str = "not here") -> dict[str, Any]:
+            parts = [{"benchmarks": [timing("ours", cell, "cold", seconds)], "checks": [{"variant": "ours", "cell": cell.name, "verdict": "passed"}],
+                      "absent": [{"variant": "apex", "cell": f"{cell.name}/graph", "reason": reason}]} for cell in measured]
+            return compare.joined({"date": "2026-01-01", "commit": commit, "source_hashes": {}}, parts)
+
+        def seconds(found: dict[str, Any]) -> dict[str, float]:
+            return {entry["name"].split("/")[4]: entry["median_seconds"] for entry in found["benchmarks"]}
+
+        first = run("a", 1.0, *cells)
+        self.assertEqual(compare.added_to(first, run("b", 2.0, *cells)), run("b", 2.0, *cells))  # nothing is left of the first
+        second = compare.added_to(first, run("b", 2.0, cells[1], reason="still not here"))
+        self.assertEqual(seconds(second), {"2x64": 2.0, "1x64": 1.0, "3x64": 1.0})
+        self.assertEqual(len(second["checks"]), 3)
+        self.assertEqual([(run["context"]["commit"], run["cells"]) for run in second["earlier"]], [("a", [cells[0].name, cells[2].name])])
+        self.assertEqual([(entry["reason"], len(entry["cells"])) for entry in second["absent"]], [("still not here", 1), ("not here", 2)])
+        third = compare.added_to(second, run("c", 3.0, cells[0]))
+        self.assertEqual(seconds(third), {"1x64": 3.0, "2x64": 2.0, "3x64": 1.0})
+        self.assertEqual([(run["context"]["commit"], run["cells"]) for run in third["earlier"]], [("b", [cells[1].name]), ("a", [cells[2].name])])
+        # A cell that ended early has been measured again, and has no times.
+        ended = compare.joined({"commit": "d"}, [{"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cells[2].name, "reason": "ValueError: no"}]}])
+        self.assertEqual(seconds(compare.added_to(third, ended)), {"1x64": 3.0, "2x64": 2.0})
 
     def test_stops_where_the_gpu_is_lost(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3)]
@@ -302,6 +327,36 @@ class Tables(unittest.TestCase):
             with self.assertRaises(results.ReportError):
                 self.table(content, **options)
 
+    def test_a_dagger_is_a_cell_s_own(self) -> None:
+        """Cells of a run before are of the kernels of then."""
+        other = Cell("layernorm_forward", "bf16", 2048, 4096)
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            (root / "05_welford").mkdir()
+            (root / "05_welford/kernels.cuh").write_text("int now;\n", encoding="utf-8")
+            hashes = {"05_welford": source_hash.source_hash("05_welford", root)}
+            content = document([timing(name, cell, "cold", seconds) for cell in (CELL, other) for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
+            content["context"] |= {"commit": "b" * 40, "source_hashes": hashes}
+            content["earlier"] = [{"context": {"gpu": "NVIDIA H200", "date": "2025-01-01", "commit": "a" * 40, "source_hashes": {"05_welford": "of then"}},
+                                   "cells": [other.name]}]
+            (root / "docs/compare").mkdir(parents=True)
+            (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
+            repository = results.Repository(root)
+
+            def table(**options: str) -> str:
+                return rivals.against_peers(tables.Place(repository, root / "docs" / "compare.md", options, "h200")).text
+
+            lost = table(show="lost")
+            self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 |", lost)
+            self.assertIn("| `layernorm_forward`† | bf16, 2048 x 4096 |", lost)
+            for text in (lost, table(), table(show="totals")):
+                for part in ("2026-01-01, commit `bbbbbbbbbb`", "2025-01-01, commit `aaaaaaaaaa`", "† measured on an earlier version"):
+                    self.assertIn(part, text)
+            self.assertIn("`layernorm_forward`†", table())
+            one = table(show="lost", limit="0")
+            self.assertNotIn("†", one)
+            self.assertEqual([figures.beside_others(repository, f"ours/{cell.name}/cold", "time", "h200").stale for cell in (CELL, other)], [False, True])
+
     def test_long_tables_are_folded_or_end(self) -> None:
         cells = [Cell(operation, "bf16", rows, 4096) for operation in ("layernorm_forward", "rmsnorm_forward") for rows in range(1, 15)]
         content = document([timing(name, cell, "cold", seconds) for cell in cells for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
@@ -321,8 +376,8 @@ class Tables(unittest.TestCase):
         content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)],
                            [{"variant": "liger", "cell": CELL.name, "verdict": "failed"}, {"variant": "ours", "cell": "another", "verdict": "failed"}])
         content["context"] |= {"contenders": ["ours", "torch", "liger", "apex"], "cells": 2, "cells_of_grid": 9}
-        content["absent"] = [{"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": 1, "first": CELL.name},
-                             {"variant": "all", "reason": "ValueError: no", "cells": 3, "first": "another"}]
+        content["absent"] = [{"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": [CELL.name]},
+                             {"variant": "all", "reason": "ValueError: no", "cells": ["another", "a third", "a fourth"]}]
         text = self.table(content)
         self.assertIn("| PyTorch | 1 |", text)
         for sentence in ("2 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ", "Inductor's max-autotune was not asked for. ",
