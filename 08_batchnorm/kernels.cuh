@@ -1610,7 +1610,8 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   const int64_t room = int64_t{device_attribute(cudaDevAttrMultiProcessorCount)} *
                        device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
   const int64_t held = flat.vectors * Steps::inputs;
-  // Not measured: where most of the GPU has nothing to do, the time is that of what one thread does after the other.
+  // Where most of the GPU has nothing to do, the time is that of what one thread does after the other. What this alone
+  // brings was not measured.
   const bool is_small = held <= room / 4;
   if (!is_small && (size == 1 || held <= 8 * room)) {
     launch_apply<size, many>(steps, flat, 0, stream);

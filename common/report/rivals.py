@@ -133,8 +133,6 @@ class Runs:
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------------
-
-
 def against_peers(place: Place) -> Table:
     """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each kind of
     operation; show=lost: the cells where we lose. operation, dtype and mode choose; limit=15 ends the lost ones after so many."""
