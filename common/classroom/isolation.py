@@ -27,6 +27,8 @@ MOST_SLOTS = 64
 MEBIBYTE = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 END_SECONDS = 20  # for processes that were ended to be gone
+LOOKS = 3  # in a row that find nothing, before an ordinary user takes it that nothing is left
+LOOK_SECONDS = 0.02  # between two of them
 OUTPUT_BYTES = 4 * MEBIBYTE  # of what a program prints; more ends it
 SHOWN_BYTES = 6000  # of it, that is kept
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64", "lib32")
@@ -117,7 +119,8 @@ class Sandbox:
             environment: dict[str, str] | None = None, output: Path | None = None) -> Outcome:
         """Runs a command in `folder`. With namespaces it sees the system's programs and libraries, `readable` and `writable`.
 
-        All that it has started has ended when this returns. `output` is a file of the grader's for what it prints. Raises Cancelled."""
+        All that it has started has ended when this returns; with limits alone an ordinary user can miss what starts itself
+        anew without a pause. `output` is a file of the grader's for what it prints. Raises Cancelled."""
         if self.cancelled.is_set():
             raise Cancelled
         target = output or folder.with_suffix(".output")
@@ -169,23 +172,26 @@ class Sandbox:
                 end_group(group)
 
     def _end_others(self, slot: int, token: str, known: set[int]) -> None:
-        """Waits for the end of all that a run has started; without namespaces, ends what has left its process group."""
+        """Waits for the end of all that a run has started; without namespaces, ends what has left its process group.
+
+        A process that starts another and ends, while the list of processes is read, hides that other: it is not yet in the
+        list, and its parent is gone when looked at. So as root the end comes before the look, and for all of the user's at
+        once, which no start of a process slips through; and an ordinary user looks until nothing was found several times."""
         user = self.user_of(slot)
         deadline = time.monotonic() + END_SECONDS
-        while time.monotonic() < deadline:
+        looks = LOOKS if user is None and not self.way.has_namespaces else 1
+        while looks > 0 and time.monotonic() < deadline:
+            if not self.way.has_namespaces and user is not None:
+                subprocess.run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-c", "kill -9 -1"], capture_output=True, check=False)
             found = {pid for pid in processes() if is_alive(pid) and (pid in known or belongs(pid, user, token))}
             if not found:
-                return
-            if not self.way.has_namespaces and user is not None:
-                # All at once, so that what forks meanwhile is ended too.
-                subprocess.run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-c", "kill -9 -1"], capture_output=True, check=False)
-            elif not self.way.has_namespaces:
+                looks -= 1
+            elif not self.way.has_namespaces and user is None:
+                looks = LOOKS
                 for pid in found:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except (ProcessLookupError, PermissionError):
-                        pass
-            time.sleep(0.05)
+                    end_group_of(pid)
+            if looks > 0:
+                time.sleep(LOOK_SECONDS)
 
     def _command(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path], writable: Sequence[Path]) -> list[str]:
         user = self.user_of(slot)
@@ -241,6 +247,17 @@ def free_users() -> int:
 def end_group(group: int) -> None:
     try:
         os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def end_group_of(pid: int) -> None:
+    """Ends a process and its group: one that starts another and ends could be gone before its own end comes."""
+    try:
+        group = os.getpgid(pid)
+        if group != os.getpgrp():
+            end_group(group)
+        os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
 
