@@ -41,17 +41,13 @@ class Examiner {
     const double row_unit = ulp_at(dtype_, rms > 0 ? rms : 1);  // a row of zeros has no scale: that of a norm's output
     const int64_t before = findings_.differing;
     findings_.compared += count;
-    for (int64_t col = 0; col < count; ++col) {
-      const double want = expected.want[col];
-      const double error = std::fabs(got[col] - want);
-      const double unit = std::max(ulp_at(dtype_, std::fabs(want)), row_unit);
-      const double allowed = allowance(want, expected.slack[col], unit);
-      // False for every NaN and infinity, also in what is wanted: those take the slow way.
-      if (error <= allowed && std::fabs(want) <= largest_) {
-        findings_.max_abs_error = std::max(findings_.max_abs_error, error);
-        findings_.max_ulp_error = std::max(findings_.max_ulp_error, error / unit);
-      } else {
-        examine_closely(row, col, got[col], want, allowed, unit, bits(col));
+    for (int64_t first = 0; first < count; first += block) {
+      const int64_t last = std::min(count, first + block);
+      if (all_within(got, expected, row_unit, first, last)) continue;
+      for (int64_t col = first; col < last; ++col) {
+        const double want = expected.want[col];
+        const double unit = std::max(ulp_at(dtype_, std::fabs(want)), row_unit);
+        examine_closely(row, col, got[col], want, allowance(want, expected.slack[col], unit), unit, bits(col));
       }
     }
     if (findings_.differing > before) {
@@ -62,6 +58,39 @@ class Examiner {
   }
 
  private:
+  static constexpr int64_t block = 256;
+
+  // Whether all columns in [first, last) are finite and within what is allowed; the largest errors are kept if so. Each
+  // element is looked at, without a branch for it, so that the loop takes several at once. False for every NaN and
+  // infinity, also in what is wanted: those take the slow way.
+  bool all_within(const std::vector<double>& got, const Expected& expected, double row_unit, int64_t first,
+                  int64_t last) {
+    double errors[block], ulp_errors[block];
+    int64_t outside = 0;
+    for (int64_t col = first; col < last; ++col) {
+      const double want = expected.want[col];
+      const double error = std::fabs(got[col] - want);
+      const double unit = std::max(ulp_at(dtype_, std::fabs(want)), row_unit);
+      outside += !((error <= allowance(want, expected.slack[col], unit)) & (std::fabs(want) <= largest_));
+      errors[col - first] = error;
+      ulp_errors[col - first] = error / unit;
+    }
+    if (outside > 0) return false;
+    findings_.max_abs_error = std::max(findings_.max_abs_error, largest_among(errors, last - first));
+    findings_.max_ulp_error = std::max(findings_.max_ulp_error, largest_among(ulp_errors, last - first));
+    return true;
+  }
+
+  static double largest_among(const double* values, int64_t count) {
+    double largest[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+      for (int lane = 0; lane < 4; ++lane) largest[lane] = std::max(largest[lane], values[i + lane]);
+    }
+    for (; i < count; ++i) largest[0] = std::max(largest[0], values[i]);
+    return std::max(std::max(largest[0], largest[1]), std::max(largest[2], largest[3]));
+  }
+
   double allowance(double want, double slack, double unit) const {
     return std::min(tolerance_.atol + tolerance_.rtol * std::fabs(want) + slack, max_ulp_ * unit);
   }

@@ -8,40 +8,47 @@
 namespace worklog {
 namespace {
 
-struct Format {
-  int digits;        // significant bits, the hidden one included
-  int min_exponent;  // of the smallest normal number
-  double largest;
-};
-
-constexpr Format format_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::fp16:
-      return {11, -14, 65504.0};
-    case Dtype::bf16:
-      return {8, -126, 0x1.fep127};
-    case Dtype::fp32:
-      break;
-  }
-  return {24, -126, 0x1.fffffep127};
-}
-
+// Conversions without branches, so that a loop takes several elements at once; those of the toolkit have branches on
+// the host. NaNs become what they become there.
 float widen(float value) {
   return value;
 }
 float widen(__half value) {
-  return __half2float(value);
+  const uint32_t bits = std::bit_cast<uint16_t>(value);
+  const uint32_t magnitude = (bits & 0x7fff) << 13;
+  const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);  // exact
+  const uint32_t infinite = magnitude > 0x0f800000 ? 0x7fffffff : 0x7f800000 | (bits & 0x8000) << 16;
+  return std::bit_cast<float>(magnitude < 0x0f800000 ? finite | (bits & 0x8000) << 16 : infinite);
 }
 float widen(__nv_bfloat16 value) {
-  return __bfloat162float(value);
+  return std::bit_cast<float>(uint32_t{std::bit_cast<uint16_t>(value)} << 16);
+}
+
+__half narrow_to_half(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  // Added to 1/2, a subnormal has its last place where 1/2 has its own: the addition rounds.
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t special = magnitude > 0x7f800000 ? 0x7fff : 0x7c00;
+  const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+  const uint32_t sign = magnitude > 0x7f800000 ? 0 : bits >> 16 & 0x8000;
+  return std::bit_cast<__half>(static_cast<uint16_t>((magnitude < 0x47800000 ? finite : special) | sign));
+}
+
+__nv_bfloat16 narrow_to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return std::bit_cast<__nv_bfloat16>(static_cast<uint16_t>(is_nan ? 0x7fff : rounded));
 }
 
 template <class T>
 T narrow(float value) {
   if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(value);
+    return narrow_to_half(value);
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(value);
+    return narrow_to_bfloat16(value);
   } else {
     return value;
   }
@@ -61,22 +68,6 @@ std::string_view name_of(Dtype dtype) {
   return "fp32";
 }
 
-int digits_of(Dtype dtype) {
-  return format_of(dtype).digits;
-}
-
-double largest_of(Dtype dtype) {
-  return format_of(dtype).largest;
-}
-
-double ulp_at(Dtype dtype, double magnitude) {
-  const Format format = format_of(dtype);
-  // The exponent straight from the bits: std::ilogb is a call, and this runs once per element compared.
-  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;
-  const int unit = std::max(exponent, format.min_exponent) - format.digits + 1;
-  return std::bit_cast<double>(static_cast<uint64_t>(unit + 1023) << 52);
-}
-
 bool overflows(Dtype dtype, double value) {
   const double largest = largest_of(dtype);
   return std::fabs(value) >= largest + ulp_at(dtype, largest) / 2;
@@ -85,7 +76,11 @@ bool overflows(Dtype dtype, double value) {
 void store_elements(Dtype dtype, const float* values, int64_t count, int64_t step, std::byte* data) {
   with_type_of(dtype, [&]<class T>(std::type_identity<T>) {
     T* out = reinterpret_cast<T*>(data);
-    for (int64_t i = 0; i < count; ++i) out[i * step] = narrow<T>(values[i]);
+    if (step == 1) {
+      for (int64_t i = 0; i < count; ++i) out[i] = narrow<T>(values[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) out[i * step] = narrow<T>(values[i]);
+    }
   });
 }
 
@@ -102,6 +97,12 @@ void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t st
 
 float round_to(Dtype dtype, float value) {
   return with_type_of(dtype, [&]<class T>(std::type_identity<T>) { return widen(narrow<T>(value)); });
+}
+
+void round_to(Dtype dtype, int64_t count, double* values) {
+  with_type_of(dtype, [&]<class T>(std::type_identity<T>) {
+    for (int64_t i = 0; i < count; ++i) values[i] = widen(narrow<T>(static_cast<float>(values[i])));
+  });
 }
 
 uint32_t load_bits(Dtype dtype, const std::byte* element) {

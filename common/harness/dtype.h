@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -27,13 +29,42 @@ constexpr size_t size_of(Dtype dtype) {
   return dtype == Dtype::fp32 ? 4 : 2;
 }
 
+struct Format {
+  int digits;        // significant bits, the hidden one included
+  int min_exponent;  // of the smallest normal number
+  double largest;
+};
+constexpr Format format_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::fp16:
+      return {11, -14, 65504.0};
+    case Dtype::bf16:
+      return {8, -126, 0x1.fep127};
+    case Dtype::fp32:
+      break;
+  }
+  return {24, -126, 0x1.fffffep127};
+}
+
 // Significant bits, the hidden one included: 24, 11, 8.
-int digits_of(Dtype dtype);
+constexpr int digits_of(Dtype dtype) {
+  return format_of(dtype).digits;
+}
 // The largest finite value.
-double largest_of(Dtype dtype);
+constexpr double largest_of(Dtype dtype) {
+  return format_of(dtype).largest;
+}
 // The distance between the values of the type around `magnitude`: one unit of its last place. Never less than the
 // type's smallest positive value. `magnitude` is finite and not negative.
-double ulp_at(Dtype dtype, double magnitude);
+constexpr double ulp_at(const Format& format, double magnitude) {
+  // The exponent straight from the bits: std::ilogb is a call, and this runs once per element compared.
+  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;
+  const int unit = std::max(exponent, format.min_exponent) - format.digits + 1;
+  return std::bit_cast<double>(static_cast<uint64_t>(unit + 1023) << 52);
+}
+constexpr double ulp_at(Dtype dtype, double magnitude) {
+  return ulp_at(format_of(dtype), magnitude);
+}
 // Whether rounding `value` to the type gives an infinity.
 bool overflows(Dtype dtype, double value);
 
@@ -44,6 +75,8 @@ void store_elements(Dtype dtype, const float* values, int64_t count, int64_t ste
 void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t step, double* values);
 // `value` rounded to the type and back.
 float round_to(Dtype dtype, float value);
+// Each of the values rounded to fp32, to the type, and back.
+void round_to(Dtype dtype, int64_t count, double* values);
 // The bits of one element, in the low bits for 16-bit types; and an element of these bits.
 uint32_t load_bits(Dtype dtype, const std::byte* element);
 void store_bits(Dtype dtype, uint32_t bits, std::byte* element);

@@ -29,37 +29,88 @@ uint64_t element_bits(uint64_t key, int64_t col) {
   return mix(key + (static_cast<uint64_t>(col) + 1) * golden_ratio);
 }
 
-float normal_of(uint64_t bits) {
-  return static_cast<float>(normal_from(static_cast<uint32_t>(bits >> 32)));
-}
-
 // [0, 1), 24 bits.
 float unit_of(uint64_t bits) {
   return static_cast<float>(bits >> 40) * 0x1p-24f;
+}
+
+// ((first r + second) r + ...) r + last. Not a loop over an array, which would be all that the compiler unrolls of a
+// loop over elements.
+template <class... Terms>
+double polynomial(double r, double first, Terms... others) {
+  double value = first;
+  ((value = value * r + others), ...);
+  return value;
 }
 
 // The natural logarithm of a normal positive number, to about 1e-16: log(m 2^e) = 2 atanh((m - 1) / (m + 1)) + e log 2.
 // std::log may differ in its last bit from one C library to the next.
 double portable_log(double value) {
   const uint64_t bits = std::bit_cast<uint64_t>(value);
-  int exponent = static_cast<int>(bits >> 52) - 1023;
-  double m = std::bit_cast<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
-  if (m > 1.4142135623730951) {
-    m /= 2;
-    ++exponent;
-  }
+  const double mantissa = std::bit_cast<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
+  const bool halved = mantissa > 1.4142135623730951;
+  const double m = halved ? mantissa / 2 : mantissa;
+  const int exponent = static_cast<int>(bits >> 52) - 1023 + halved;
   const double s = (m - 1) / (m + 1);
   const double square = s * s;
-  double series = 0;
-  for (int odd = 21; odd >= 1; odd -= 2) series = series * square + 1.0 / odd;
+  const double series = polynomial(square, 1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7,
+                                   1.0 / 5, 1.0 / 3, 1.0);
   return 2 * s * series + exponent * 0.69314718055994531;
 }
 
-template <size_t terms>
-double polynomial(const double (&coefficients)[terms], double r) {
-  double value = 0;
-  for (const double coefficient : coefficients) value = value * r + coefficient;
-  return value;
+// The parts of normal_from. Each is free of branches, so that a loop over it takes several elements at once.
+double share_below(uint32_t bits) {
+  return (bits + 0.5) * 0x1p-32;
+}
+
+bool is_central(double p) {
+  return std::fabs(p - 0.5) <= 0.425;
+}
+
+double central_normal(double p) {
+  const double q = p - 0.5;
+  const double r = 0.180625 - q * q;
+  const double numerator = polynomial(r, 2.5090809287301226727e+3, 3.3430575583588128105e+4, 6.7265770927008700853e+4,
+                                      4.5921953931549871457e+4, 1.3731693765509461125e+4, 1.9715909503065514427e+3,
+                                      1.3314166789178437745e+2, 3.3871328727963666080e+0);
+  const double denominator = polynomial(r, 5.2264952788528545610e+3, 2.8729085735721942674e+4, 3.9307895800092710610e+4,
+                                        2.1213794301586595867e+4, 5.3941960214247511077e+3, 6.8718700749205790830e+2,
+                                        4.2313330701600911252e+1, 1.0);
+  return q * numerator / denominator;
+}
+
+double tail_normal(double p) {
+  // p is at least 2^-33, so r stays below 5 and the algorithm's third branch is never reached.
+  const double r = std::sqrt(-portable_log(std::min(p, 1 - p))) - 1.6;
+  const double numerator = polynomial(r, 7.74545014278341407640e-4, 2.27238449892691845833e-2,
+                                      2.41780725177450611770e-1, 1.27045825245236838258e+0, 3.64784832476320460504e+0,
+                                      5.76949722146069140550e+0, 4.63033784615654529590e+0, 1.42343711074968357734e+0);
+  const double denominator = polynomial(r, 1.05075007164441684324e-9, 5.47593808499534494600e-4,
+                                        1.51986665636164571966e-2, 1.48103976427480074590e-1, 6.89767334985100004550e-1,
+                                        1.67638483018380384940e+0, 2.05319162663775882187e+0, 1.0);
+  const double tail = numerator / denominator;
+  return p < 0.5 ? -tail : tail;
+}
+
+// normal_from the high bits of the elements [0, count) of a row. All are taken as central at first, in blocks that stay
+// in the L1 cache; then those in the tails, about one in seven, are computed again, gathered.
+void fill_normal(uint64_t key, int64_t count, float* values) {
+  constexpr int64_t block = 512;
+  double p[block], tail[block];
+  int64_t tail_col[block];
+  for (int64_t first = 0; first < count; first += block) {
+    const int64_t here = std::min(block, count - first);
+    for (int64_t i = 0; i < here; ++i) p[i] = share_below(static_cast<uint32_t>(element_bits(key, first + i) >> 32));
+    for (int64_t i = 0; i < here; ++i) values[first + i] = static_cast<float>(central_normal(p[i]));
+    int64_t tails = 0;
+    for (int64_t i = 0; i < here; ++i) {
+      tail[tails] = p[i];
+      tail_col[tails] = first + i;
+      tails += !is_central(p[i]);
+    }
+    for (int64_t k = 0; k < tails; ++k) tail[k] = tail_normal(tail[k]);
+    for (int64_t k = 0; k < tails; ++k) values[tail_col[k]] = static_cast<float>(tail[k]);
+  }
 }
 
 // What a kind of input means in one type.
@@ -98,9 +149,8 @@ void generate_matrix_row(const InputStream& stream, Input input, uint64_t key, i
       // 0.7 has no short binary form, so that a sum of many does not come out exact by luck.
       return fill([](int64_t) { return 0.7f; });
     case Input::outlier_channels:
-      return fill([&](int64_t col) {
-        return normal_of(element_bits(key, col)) * (is_outlier_channel(stream.seed, col) ? 100.0f : 1.0f);
-      });
+      fill_normal(key, count, values);
+      return fill([&](int64_t col) { return values[col] * (is_outlier_channel(stream.seed, col) ? 100.0f : 1.0f); });
     case Input::huge: {
       const float top = static_cast<float>(largest_of(stream.dtype)) * (stream.dtype == Dtype::fp16 ? 1.0f : 0.25f);
       return fill([&](int64_t col) {
@@ -109,7 +159,7 @@ void generate_matrix_row(const InputStream& stream, Input input, uint64_t key, i
       });
     }
     case Input::nan_row:
-      fill([&](int64_t col) { return normal_of(element_bits(key, col)); });
+      fill_normal(key, count, values);
       if (row == stream.rows / 2 && stream.cols / 2 < count) {
         values[stream.cols / 2] = std::numeric_limits<float>::quiet_NaN();
       }
@@ -118,7 +168,8 @@ void generate_matrix_row(const InputStream& stream, Input input, uint64_t key, i
     case Input::large_mean:
     case Input::tiny_variance: {
       const Shape shape = shape_of(input, stream.dtype);
-      return fill([&](int64_t col) { return shape.center + shape.deviation * normal_of(element_bits(key, col)); });
+      fill_normal(key, count, values);
+      return fill([&](int64_t col) { return shape.center + shape.deviation * values[col]; });
     }
   }
 }
@@ -153,28 +204,8 @@ uint64_t hash_element(uint64_t seed, std::string_view tensor, int64_t row, int64
 }
 
 double normal_from(uint32_t bits) {
-  constexpr double central_numerator[] = {2.5090809287301226727e+3, 3.3430575583588128105e+4, 6.7265770927008700853e+4,
-                                          4.5921953931549871457e+4, 1.3731693765509461125e+4, 1.9715909503065514427e+3,
-                                          1.3314166789178437745e+2, 3.3871328727963666080e+0};
-  constexpr double central_denominator[] = {
-      5.2264952788528545610e+3, 2.8729085735721942674e+4, 3.9307895800092710610e+4, 2.1213794301586595867e+4,
-      5.3941960214247511077e+3, 6.8718700749205790830e+2, 4.2313330701600911252e+1, 1.0};
-  constexpr double tail_numerator[] = {7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1,
-                                       1.27045825245236838258e+0, 3.64784832476320460504e+0, 5.76949722146069140550e+0,
-                                       4.63033784615654529590e+0, 1.42343711074968357734e+0};
-  constexpr double tail_denominator[] = {
-      1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2, 1.48103976427480074590e-1,
-      6.89767334985100004550e-1, 1.67638483018380384940e+0, 2.05319162663775882187e+0, 1.0};
-  const double p = (bits + 0.5) * 0x1p-32;
-  const double q = p - 0.5;
-  if (std::fabs(q) <= 0.425) {
-    const double r = 0.180625 - q * q;
-    return q * polynomial(central_numerator, r) / polynomial(central_denominator, r);
-  }
-  // p is at least 2^-33, so r stays below 5 and the algorithm's third branch is never reached.
-  const double r = std::sqrt(-portable_log(std::min(p, 1 - p))) - 1.6;
-  const double tail = polynomial(tail_numerator, r) / polynomial(tail_denominator, r);
-  return q < 0 ? -tail : tail;
+  const double p = share_below(bits);
+  return is_central(p) ? central_normal(p) : tail_normal(p);
 }
 
 bool is_outlier_channel(uint64_t seed, int64_t col) {
@@ -186,15 +217,17 @@ bool is_outlier_channel(uint64_t seed, int64_t col) {
 
 void generate_row(const InputStream& stream, int64_t row, int64_t count, float* values) {
   const uint64_t key = row_key(stream.seed, stream.tensor, row);
-  const auto normal = [&](int64_t col) { return normal_of(element_bits(key, col)); };
   if (stream.tensor == "gamma") {
-    for (int64_t col = 0; col < count; ++col) values[col] = 1 + 0.1f * normal(col);
+    fill_normal(key, count, values);
+    for (int64_t col = 0; col < count; ++col) values[col] = 1 + 0.1f * values[col];
   } else if (stream.tensor == "beta") {
-    for (int64_t col = 0; col < count; ++col) values[col] = 0.1f * normal(col);
+    fill_normal(key, count, values);
+    for (int64_t col = 0; col < count; ++col) values[col] = 0.1f * values[col];
   } else if (stream.tensor == "running_mean") {
+    fill_normal(key, count, values);
     for (int64_t col = 0; col < count; ++col) {
       const Shape expected = expected_statistics(stream, col);
-      values[col] = expected.center + 0.1f * expected.deviation * normal(col);
+      values[col] = expected.center + 0.1f * expected.deviation * values[col];
     }
   } else if (stream.tensor == "running_var") {
     for (int64_t col = 0; col < count; ++col) {
@@ -215,7 +248,8 @@ void generate_row(const InputStream& stream, int64_t row, int64_t count, float* 
     generate_matrix_row(stream, input, key, row, count, values);
     if (stream.tensor == "residual" && input == Input::tiny_variance) {
       // Around zero, so that the sum's mean is that of x and its variance as tiny.
-      for (int64_t col = 0; col < count; ++col) values[col] -= shape_of(input, stream.dtype).center;
+      const float center = shape_of(input, stream.dtype).center;
+      for (int64_t col = 0; col < count; ++col) values[col] -= center;
     }
   }
 }

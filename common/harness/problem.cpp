@@ -201,12 +201,12 @@ void fill_input(const ProblemOptions& options, HostTensor& tensor) {
   }
   if (tensor.stride > tensor.cols) poison_rows(tensor, tensor.cols);
   const MatrixView view(options, tensor, tensor.bytes.data());
-  const int64_t step = tensor.cols == options.cols ? 1 : options.pixels;
   parallel_for(rows, rows_per_task(rows, options.cols), [&](int64_t begin, int64_t end) {
     std::vector<float> values(options.cols);
     for (int64_t row = begin; row < end; ++row) {
       generate_row(stream, row, options.cols, values.data());
-      store_elements(tensor.dtype, values.data(), options.cols, step, const_cast<std::byte*>(view.element(row, 0)));
+      store_elements(tensor.dtype, values.data(), options.cols, view.col_stride(),
+                     const_cast<std::byte*>(view.element(row, 0)));
     }
   });
 }
@@ -356,7 +356,9 @@ Problem::Problem(const ProblemOptions& options) : options_(options) {
       tensor.bytes.resize(tensor.count() * size_of(tensor.dtype));
       if (tensor.spec.role == Role::output) {
         poison_rows(tensor, 0);
-      } else if (!is_saved_statistic(tensor.spec) && tensor.rows > 0) {
+      } else if (is_saved_statistic(tensor.spec)) {
+        std::fill(tensor.bytes.begin(), tensor.bytes.end(), std::byte{0});  // and so they stay where there are no rows
+      } else if (tensor.rows > 0) {
         fill_input(options, tensor);
       }
     }

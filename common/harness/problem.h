@@ -14,6 +14,7 @@
 
 #include "common/harness/arguments.h"
 #include "common/harness/dtype.h"
+#include "common/harness/host_memory.h"
 
 namespace worklog {
 
@@ -86,7 +87,7 @@ struct HostTensor {
   Dtype dtype;
   int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols; stride in elements
   bool present = true;
-  std::vector<std::byte> bytes;  // padding between rows holds `padding_pattern`
+  HostBytes bytes;  // padding between rows holds `padding_pattern`
 
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };

@@ -333,9 +333,8 @@ void Reference::load_normalized_row(int64_t row, Row& out) const {
   load_row(at_.x, row, out.x);
   if (at_.residual >= 0) {
     load_row(at_.residual, row, out.dh);
-    for (int64_t j = 0; j < cols_; ++j) {
-      out.x[j] = round_to(options_.dtype, static_cast<float>(out.x[j]) + static_cast<float>(out.dh[j]));
-    }
+    for (int64_t j = 0; j < cols_; ++j) out.x[j] = static_cast<float>(out.x[j]) + static_cast<float>(out.dh[j]);
+    round_to(options_.dtype, cols_, out.x.data());
   }
   if (is_row_backward(options_.operation)) {
     out.moments = {};
@@ -386,16 +385,19 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
   Expected& y = out.outputs[at_.y];
   const double mean_slack = granted.mean * moments.rstd;
   for (int64_t j = 0; j < cols_; ++j) {
-    double xhat = (out.x[j] - moments.mean) * moments.rstd;
-    const double gamma = std::fabs(gamma_[j]);
-    double xhat_slack = mean_slack + std::fabs(xhat) * (granted.rstd + 2 * u);
-    if (options_.round_before_gamma && options_.dtype != Dtype::fp32) {
-      xhat = round_to(options_.dtype, static_cast<float>(xhat));
-      xhat_slack += std::fabs(xhat) *
-                    std::ldexp(1.0, 1 - digits_of(options_.dtype));  // close to a tie it may be rounded the other way
-    }
-    y.want[j] = xhat * gamma_[j] + beta_[j];
-    y.slack[j] = gamma * xhat_slack + 2 * u * std::fabs(beta_[j]);
+    const double xhat = (out.x[j] - moments.mean) * moments.rstd;
+    y.want[j] = xhat;
+    y.slack[j] = mean_slack + std::fabs(xhat) * (granted.rstd + 2 * u);
+  }
+  if (options_.round_before_gamma && options_.dtype != Dtype::fp32) {
+    round_to(options_.dtype, cols_, y.want.data());
+    const double ulp_of_one = std::ldexp(1.0, 1 - digits_of(options_.dtype));
+    // Close to a tie it may be rounded the other way.
+    for (int64_t j = 0; j < cols_; ++j) y.slack[j] += std::fabs(y.want[j]) * ulp_of_one;
+  }
+  for (int64_t j = 0; j < cols_; ++j) {
+    y.want[j] = y.want[j] * gamma_[j] + beta_[j];
+    y.slack[j] = std::fabs(gamma_[j]) * y.slack[j] + 2 * u * std::fabs(beta_[j]);
   }
 }
 

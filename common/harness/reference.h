@@ -45,6 +45,7 @@ class MatrixView {
  public:
   MatrixView(const ProblemOptions& options, const HostTensor& tensor, const std::byte* data);
   const std::byte* element(int64_t row, int64_t col) const;
+  int64_t col_stride() const { return col_stride_; }  // elements
   void load(int64_t row, int64_t first_col, int64_t count, double* values) const;
 
  private:

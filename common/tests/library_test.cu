@@ -388,7 +388,7 @@ TEST_F(Library, WithoutRowsOnlyTheSumsAreWritten) {
       check_cuda(cudaDeviceSynchronize(), "running the kernels");
       for (const HostTensor& tensor : workspace.download()) {
         if (tensor.spec.name != "dgamma" && tensor.spec.name != "dbeta") continue;
-        EXPECT_EQ(tensor.bytes, std::vector<std::byte>(tensor.bytes.size())) << tensor.spec.name;
+        EXPECT_EQ(tensor.bytes, HostBytes(tensor.bytes.size(), std::byte{0})) << tensor.spec.name;
       }
       for (const std::string& sentence : workspace.damage()) ADD_FAILURE() << sentence;
     }
