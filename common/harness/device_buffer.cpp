@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <limits>
 
+#include "common/harness/host_memory.h"
 #include "common/harness/launch.cuh"
+#include "common/harness/parallel.h"
 #include "common/harness/problem.h"
 
 namespace worklog {
@@ -29,6 +33,98 @@ std::byte* allocate(int64_t bytes) {
 
 void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
   check_cuda(cudaMemcpy(to, from, static_cast<size_t>(bytes), kind), "copying to or from the device");
+}
+
+constexpr int64_t piece_bytes = int64_t{32} << 20;
+constexpr int64_t bytes_per_task = int64_t{1} << 20;
+
+// Two pieces of pinned memory that large copies go through: while the device has one, all cores work on the other.
+// cudaMemcpy would have one core for it. They are kept until the program ends: making them takes as long as a copy.
+class Staging {
+ public:
+  static Staging& shared() {
+    static Staging staging;
+    return staging;
+  }
+  std::byte* piece(int64_t turn) const { return data_ + turn % 2 * piece_bytes; }
+
+ private:
+  Staging() {
+    void* data = nullptr;
+    if (cudaMallocHost(&data, 2 * piece_bytes) == cudaSuccess) {
+      data_ = static_cast<std::byte*>(data);
+    } else {  // slower, and right
+      cudaGetLastError();
+      pageable_.resize(2 * piece_bytes);
+      data_ = pageable_.data();
+    }
+  }
+
+  std::byte* data_;
+  HostBytes pageable_;
+};
+
+void copy_on_all_cores(std::byte* to, const std::byte* from, int64_t bytes) {
+  parallel_for(bytes, bytes_per_task,
+               [&](int64_t begin, int64_t end) { std::memcpy(to + begin, from + begin, end - begin); });
+}
+
+// A copy of `bytes` device memory goes on while the host does something else, until wait_for_copy().
+void start_copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, nullptr), "copying to or from the device");
+}
+
+void wait_for_copy() {
+  check_cuda(cudaStreamSynchronize(nullptr), "copying to or from the device");
+}
+
+void copy_to_device(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes <= bytes_per_task) return copy(to, from, bytes, cudaMemcpyHostToDevice);
+  for (int64_t start = 0, turn = 0; start < bytes; start += piece_bytes, ++turn) {
+    const int64_t length = std::min(piece_bytes, bytes - start);
+    std::byte* const piece = Staging::shared().piece(turn);
+    copy_on_all_cores(piece, from + start, length);
+    wait_for_copy();  // of the other piece, which is filled next
+    start_copy(to + start, piece, length, cudaMemcpyHostToDevice);
+  }
+  wait_for_copy();
+}
+
+// Calls take(start, length, bytes) for pieces of device memory, from the first to the last, until one returns false.
+template <class Take>
+void take_from_device(const std::byte* from, int64_t bytes, const Take& take) {
+  if (bytes <= bytes_per_task) {
+    std::vector<std::byte> all(bytes);
+    copy(all.data(), from, bytes, cudaMemcpyDeviceToHost);
+    take(int64_t{0}, bytes, all.data());
+    return;
+  }
+  const auto start_piece = [&](int64_t start, int64_t turn) {
+    if (start >= bytes) return;
+    start_copy(Staging::shared().piece(turn), from + start, std::min(piece_bytes, bytes - start),
+               cudaMemcpyDeviceToHost);
+  };
+  start_piece(0, 0);
+  bool more = true;
+  for (int64_t start = 0, turn = 0; start < bytes && more; start += piece_bytes, ++turn) {
+    wait_for_copy();
+    start_piece(start + piece_bytes, turn + 1);
+    more = take(start, std::min(piece_bytes, bytes - start), Staging::shared().piece(turn));
+  }
+  wait_for_copy();  // the piece that was not taken
+}
+
+// The index of the first byte that differs, or -1.
+int64_t first_differing_byte(const std::byte* one, const std::byte* other, int64_t bytes) {
+  constexpr int64_t none = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> first{none};
+  parallel_for(bytes, bytes_per_task, [&](int64_t begin, int64_t end) {
+    if (std::memcmp(one + begin, other + begin, end - begin) == 0) return;
+    const int64_t found = std::mismatch(one + begin, one + end, other + begin).first - one;
+    for (int64_t seen = first; found < seen && !first.compare_exchange_weak(seen, found);) {
+    }
+  });
+  return first == none ? -1 : first.load();
 }
 
 std::vector<std::byte> poisoned(Dtype dtype, int64_t bytes) {
@@ -61,11 +157,27 @@ void DeviceBuffer::restore_guards() {
 }
 
 void DeviceBuffer::upload(const std::byte* from) {
-  copy(data(), from, bytes(), cudaMemcpyHostToDevice);
+  copy_to_device(memory_.data() + before_bytes(), from, bytes());
 }
 
 void DeviceBuffer::download(std::byte* to) const {
-  copy(to, data(), bytes(), cudaMemcpyDeviceToHost);
+  take_from_device(memory_.data() + before_bytes(), bytes(),
+                   [&](int64_t start, int64_t length, const std::byte* piece) {
+                     copy_on_all_cores(to + start, piece, length);
+                     return true;
+                   });
+}
+
+void DeviceBuffer::poison() {
+  std::byte* const start = memory_.data() + before_bytes();
+  const std::vector<std::byte> pattern = poisoned(dtype_, std::min(bytes(), bytes_per_task));
+  int64_t filled = static_cast<int64_t>(pattern.size());
+  copy(start, pattern.data(), filled, cudaMemcpyHostToDevice);
+  while (filled < bytes()) {
+    const int64_t more = std::min(filled, bytes() - filled);
+    copy(start + filled, start, more, cudaMemcpyDeviceToDevice);
+    filled += more;
+  }
 }
 
 std::vector<std::string> DeviceBuffer::guard_damage(std::string_view name) const {
@@ -97,17 +209,14 @@ std::vector<std::string> DeviceBuffer::guard_damage(std::string_view name) const
 }
 
 int64_t DeviceBuffer::first_difference(const std::byte* expected) const {
-  constexpr int64_t piece_bytes = int64_t{64} << 20;
-  const int64_t size = static_cast<int64_t>(size_of(dtype_));
-  std::vector<std::byte> piece(std::min(piece_bytes, bytes()));
-  for (int64_t start = 0; start < bytes(); start += piece_bytes) {
-    const int64_t length = std::min(piece_bytes, bytes() - start);
-    copy(piece.data(), static_cast<std::byte*>(data()) + start, length, cudaMemcpyDeviceToHost);
-    if (std::memcmp(piece.data(), expected + start, length) == 0) continue;
-    const auto differing = std::mismatch(piece.begin(), piece.begin() + length, expected + start);
-    return (start + (differing.first - piece.begin())) / size;
-  }
-  return -1;
+  int64_t differing = -1;
+  take_from_device(memory_.data() + before_bytes(), bytes(),
+                   [&](int64_t start, int64_t length, const std::byte* piece) {
+                     const int64_t byte = first_differing_byte(piece, expected + start, length);
+                     if (byte >= 0) differing = (start + byte) / static_cast<int64_t>(size_of(dtype_));
+                     return byte < 0;
+                   });
+  return differing;
 }
 
 }  // namespace worklog

@@ -51,6 +51,8 @@ class DeviceBuffer {
   // All elements, from and to host memory. Both have ended when they return.
   void upload(const std::byte* from);
   void download(std::byte* to) const;
+  // Every element becomes the poison pattern. May return before it is there, as copies on the device do.
+  void poison();
 
   // One sentence for each guard zone that was written to: `name` and where.
   std::vector<std::string> guard_damage(std::string_view name) const;

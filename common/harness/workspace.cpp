@@ -55,7 +55,6 @@ Workspace::Workspace(const Problem& problem, int64_t misalign)
     arguments_.tensors.push_back({"workspace", Dtype::fp32, room_.data(), 0});
   }
   overwrite({});
-  reset();
 }
 
 int Workspace::present(std::string_view name) const {
@@ -82,14 +81,18 @@ void Workspace::overwrite(const std::vector<Variant::Overwrite>& overwritten) {
 void Workspace::reset() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const HostTensor& tensor = problem_.tensors()[i];
-    if (tensor.present) buffers_[i].upload(tensor.bytes.data());
+    if (tensor.present && tensor.spec.role == Role::output) {
+      buffers_[i].poison();
+    } else if (tensor.present) {
+      buffers_[i].upload(tensor.bytes.data());
+    }
     buffers_[i].restore_guards();
 #ifdef WORKLOG_BACKEND_CPU
     tell_counter(tensor, buffers_[i]);
 #endif
   }
   room_.restore_guards();
-  // A copy from pageable memory may return before its last piece has arrived, and kernels run on other streams.
+  // Copies may return before they are done, and kernels run on other streams.
   check_cuda(cudaDeviceSynchronize(), "copying the inputs to the device");
 }
 
@@ -109,6 +112,15 @@ std::vector<HostTensor> Workspace::download() const {
     buffers_[place_[i]].download(result.bytes.data());
   }
   return results;
+}
+
+bool Workspace::holds(const std::vector<HostTensor>& results) const {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const HostTensor& tensor = problem_.tensors()[i];
+    if (!tensor.present || tensor.spec.role == Role::input) continue;
+    if (buffers_[place_[i]].first_difference(results[i].bytes.data()) >= 0) return false;
+  }
+  return true;
 }
 
 std::vector<std::string> Workspace::damage() const {

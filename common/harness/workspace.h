@@ -16,8 +16,8 @@ int64_t workspace_of(const ProblemOptions& options);
 
 class Workspace {
  public:
-  // Each tensor starts `misalign` elements past a 256-byte boundary. The problem must outlive the workspace.
-  // Throws OutOfDeviceMemory.
+  // Each tensor starts `misalign` elements past a 256-byte boundary, and holds nothing until the first reset(). The
+  // problem must outlive the workspace. Throws OutOfDeviceMemory.
   Workspace(const Problem& problem, int64_t misalign);
 
   // From here on each named output lies where its input does, until this is called again. Both have the same shape,
@@ -29,6 +29,8 @@ class Workspace {
   const DeviceArguments& arguments() const { return arguments_; }
   // What came out, in the order of Problem::tensors(); inputs are left empty.
   std::vector<HostTensor> download() const;
+  // Whether this came out once more, bit for bit and the gaps between rows included: what download() gave before.
+  bool holds(const std::vector<HostTensor>& results) const;
   // One sentence for each guard zone that was written to and for each input that was changed.
   std::vector<std::string> damage() const;
 

@@ -55,6 +55,40 @@ TEST_P(DeviceBufferTest, WhatGoesInComesOut) {
   }
 }
 
+// Large copies go in pieces.
+TEST_P(DeviceBufferTest, WhatIsLargeGoesInAndComesOut) {
+  const int64_t size = static_cast<int64_t>(size_of(GetParam()));
+  const int64_t count = (int64_t{70} << 20) / size + 1;
+  DeviceBuffer buffer(GetParam(), count, 3);
+  std::vector<std::byte> values = counting(buffer.bytes());
+  std::vector<std::byte> back(values.size());
+  buffer.upload(values.data());
+  buffer.download(back.data());
+  EXPECT_TRUE(back == values);
+  EXPECT_EQ(buffer.first_difference(values.data()), -1);
+  EXPECT_TRUE(buffer.guard_damage("x").empty());
+  // From the last to the first: of several differences the first counts, also of several in one piece.
+  const int64_t piece = (int64_t{32} << 20) / size;
+  for (const int64_t element :
+       {count - 1, 2 * piece, 2 * piece - 1, piece, piece - 1, piece / 2, int64_t{5}, int64_t{0}}) {
+    values[element * size + size - 1] ^= std::byte{1};
+    EXPECT_EQ(buffer.first_difference(values.data()), element);
+  }
+}
+
+TEST_P(DeviceBufferTest, APoisonedBufferHoldsThePatternEverywhere) {
+  const int64_t size = static_cast<int64_t>(size_of(GetParam()));
+  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{1000}, (int64_t{5} << 20) / size + 1}) {
+    DeviceBuffer buffer(GetParam(), count, 1);
+    buffer.poison();
+    check_cuda(cudaDeviceSynchronize(), "filling a buffer");
+    std::vector<std::byte> expected(buffer.bytes());
+    for (int64_t i = 0; i < count; ++i) store_bits(GetParam(), poison_pattern(GetParam()), &expected[i * size]);
+    EXPECT_EQ(buffer.first_difference(expected.data()), -1);
+    EXPECT_TRUE(buffer.guard_damage("x").empty());
+  }
+}
+
 TEST_P(DeviceBufferTest, AnOffsetLeavesTheAlignmentOfTheElement) {
   const size_t size = size_of(GetParam());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(DeviceBuffer(GetParam(), 8).data()) % 256, 0u);
@@ -149,6 +183,7 @@ TEST_F(WorkspaceTest, AResetBringsBackInputsAndPoison) {
   options.cols = 6;
   const Problem problem(options);
   Workspace workspace(problem, 0);
+  workspace.reset();
   const auto bound = Binding<LayerNormForward<float>>::bind(workspace.arguments());
   write_at(const_cast<float*>(bound.x), 0);
   write_at(bound.y, 4);
@@ -161,6 +196,27 @@ TEST_F(WorkspaceTest, AResetBringsBackInputsAndPoison) {
   EXPECT_EQ(comparison.differing, comparison.compared) << "nothing has been written";
   ASSERT_FALSE(comparison.first.empty());
   EXPECT_TRUE(comparison.first[0].never_written);
+}
+
+TEST_F(WorkspaceTest, ResultsAreTheSameOnlyBitForBit) {
+  ProblemOptions options;
+  options.rows = 4;
+  options.cols = 6;
+  options.row_padding = 2;
+  const Problem problem(options);
+  Workspace workspace(problem, 0);
+  workspace.reset();
+  const auto bound = Binding<LayerNormForward<float>>::bind(workspace.arguments());
+  const std::vector<HostTensor> results = workspace.download();
+  EXPECT_TRUE(workspace.holds(results));
+  write_at(const_cast<float*>(bound.x), 0);
+  EXPECT_TRUE(workspace.holds(results)) << "inputs are no results; damage() looks at them";
+  for (float* const element : {bound.y, bound.y + 29, bound.y + 6, bound.mean, bound.rstd + 3}) {
+    workspace.reset();
+    EXPECT_TRUE(workspace.holds(results));
+    write_at(element, 0);
+    EXPECT_FALSE(workspace.holds(results));
+  }
 }
 
 }  // namespace

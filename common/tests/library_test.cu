@@ -250,6 +250,7 @@ TEST_F(Library, EveryOperationIsRight) {
       SCOPED_TRACE(shown(options));
       const Problem problem(options);
       Workspace workspace(problem, options.row_padding % 2);
+      workspace.reset();
       EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
       expect_right(problem, workspace);
     }
@@ -261,6 +262,7 @@ TEST_F(Library, AWorkspaceIsHadWhereNoneIsGiven) {
                                     Operation::batchnorm_train, Operation::batchnorm_backward}) {
     const Problem problem({.operation = operation, .rows = 40, .cols = 96});
     Workspace workspace(problem, 0);
+    workspace.reset();
     EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
     expect_right(problem, workspace);
   }
@@ -286,6 +288,7 @@ TEST_F(Library, OptionalTensorsMayBeNull) {
     SCOPED_TRACE(name_of(each.operation));
     const Problem problem({.operation = each.operation, .rows = 9, .cols = 200, .absent = each.absent});
     Workspace workspace(problem, 0);
+    workspace.reset();
     EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
     expect_right(problem, workspace);
   }
@@ -299,6 +302,7 @@ TEST_F(Library, RmsNormRoundsBeforeGammaWhereItIsAskedTo) {
                          .cols = 512,
                          .round_before_gamma = true});
   Workspace workspace(problem, 0);
+  workspace.reset();
   EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
 }
@@ -359,8 +363,10 @@ TEST_F(Library, RmsNormsBackwardPassAddsWhatReachesTheSum) {
 TEST_F(Library, TheNormMayTakeThePlaceOfTheSum) {
   const Problem problem({.operation = Operation::add_layernorm_forward, .rows = 5, .cols = 768});
   Workspace apart(problem, 0);
+  apart.reset();
   ASSERT_EQ(call(apart.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
   Workspace together(problem, 0);
+  together.reset();
   auto args = struct_of<nw_add_layernorm_forward_args>(together.arguments());
   args.h = args.y;
   ASSERT_EQ(nw_add_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
@@ -381,6 +387,7 @@ TEST_F(Library, WithoutRowsOnlyTheSumsAreWritten) {
       SCOPED_TRACE(shown(options));
       const Problem problem(options);
       Workspace workspace(problem, 0);
+      workspace.reset();
       with_struct(workspace.arguments(), [&](auto args, auto function) {
         args.x = nullptr;  // where there are no elements, there may be no memory
         EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
@@ -403,6 +410,7 @@ TEST_F(Library, TwoThreadsWorkOnTwoStreams) {
     for (int64_t rows = 3; rows < 43; rows += 8) {
       const Problem problem({.operation = operation, .rows = rows, .cols = 640, .seed = seed});
       Workspace workspace(problem, 0);
+      workspace.reset();
       EXPECT_EQ(call(workspace.arguments(), Room::given, stream.get()), NW_OK) << nw_last_error();
       expect_right(problem, workspace);
     }
@@ -429,6 +437,7 @@ TEST_F(Library, EachThreadHasItsOwnLastError) {
 void capture_and_replay(const ProblemOptions& options) {
   const Problem problem(options);
   Workspace workspace(problem, 0);
+  workspace.reset();
   const Stream stream;
   with_struct(workspace.arguments(), [&](auto args, auto function) {
     const DeviceMemory memory = give_workspace(options.operation, args);
@@ -472,6 +481,7 @@ template <class Args>
 class Valid {
  public:
   explicit Valid(ProblemOptions options) : problem_(options), workspace_(problem_, 0) {
+    workspace_.reset();
     args = struct_of<Args>(workspace_.arguments());
     memory_ = std::make_unique<DeviceMemory>(give_workspace(options.operation, args));
   }
@@ -624,6 +634,7 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
 TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
   const Problem problem({.rows = 3, .cols = 32});
   Workspace workspace(problem, 0);
+  workspace.reset();
   struct Later {
     nw_layernorm_forward_args args;
     int64_t further = 0;
@@ -764,6 +775,7 @@ TEST_F(Library, EveryVariantIsRightByItsName) {
                                       .input = Input::uniform};
       const Problem problem(options);
       Workspace workspace(problem, 0);
+      workspace.reset();
       for (size_t i = 0; i < nw_kernel_count(); ++i) {
         const nw_kernel* kernel = nullptr;
         ASSERT_EQ(nw_kernel_at(i, &kernel), NW_OK);
