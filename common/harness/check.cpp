@@ -61,9 +61,16 @@ Check start_check(const Problem& problem, const Variant& variant, int64_t misali
   return check;
 }
 
-void compare(Check& check, const Problem& problem, const Variant& variant, const Workspace& workspace) {
+void compare(Check& check, const Problem& problem, const Variant& variant, const Workspace& workspace,
+             Compared* known) {
   check.damage = workspace.damage();
-  check.comparison = problem.compare(workspace.download(), variant.comparison());
+  if (known && !known->results.empty() && workspace.holds(known->results)) {
+    check.comparison = known->comparison;
+    return;
+  }
+  std::vector<HostTensor> results = workspace.download();
+  check.comparison = problem.compare(results, variant.comparison());
+  if (known) *known = {std::move(results), check.comparison};
 }
 
 std::string say(const CudaError& error) {
@@ -144,7 +151,7 @@ std::string Check::explain() const {
 }
 
 Check run_check(const Problem& problem, const Variant& variant, const Variant::Implementation& implementation,
-                Workspace& workspace, int64_t misalign, cudaStream_t stream) {
+                Workspace& workspace, int64_t misalign, cudaStream_t stream, Compared* known) {
   Check check = start_check(problem, variant, misalign);
   try {
     workspace.overwrite(variant.overwritten());
@@ -155,7 +162,7 @@ Check run_check(const Problem& problem, const Variant& variant, const Variant::I
     }
     check_cuda(cudaGetLastError(), "launching");
     check_cuda(cudaStreamSynchronize(stream), "running the kernel");
-    compare(check, problem, variant, workspace);
+    compare(check, problem, variant, workspace, known);
   } catch (const CudaError& error) {
     check.error = say(error);
   }
@@ -163,11 +170,12 @@ Check run_check(const Problem& problem, const Variant& variant, const Variant::I
   return check;
 }
 
-Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign) {
+Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign,
+                    Compared* known) {
   Check check = start_check(problem, variant, misalign);
   check.after_timing = true;
   try {
-    compare(check, problem, variant, workspace);
+    compare(check, problem, variant, workspace, known);
   } catch (const CudaError& error) {
     check.error = say(error);
   }

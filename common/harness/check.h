@@ -42,13 +42,21 @@ struct Check {
   std::string explain() const;
 };
 
+// What a check has compared with the reference, and what came of it. The same bits need no second comparison.
+struct Compared {
+  std::vector<HostTensor> results;  // none: nothing was compared yet
+  Comparison comparison;
+};
+
 // Runs the variant's function once on the workspace, which is reset before, and judges what came out. An error of the
-// kernel is in the check; device_is_lost() tells whether anything can be run after it.
+// kernel is in the check; device_is_lost() tells whether anything can be run after it. `known` is what was compared of
+// this variant on this problem before, if that is kept: results with other bits are compared, and take its place.
 Check run_check(const Problem& problem, const Variant& variant, const Variant::Implementation& implementation,
-                Workspace& workspace, int64_t misalign, cudaStream_t stream);
+                Workspace& workspace, int64_t misalign, cudaStream_t stream, Compared* known = nullptr);
 
 // Judges what is in the workspace now, without a launch.
-Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign);
+Check check_results(const Problem& problem, const Variant& variant, const Workspace& workspace, int64_t misalign,
+                    Compared* known = nullptr);
 
 // Fills in the verdict and the expectation of a check whose comparison, damage and error are there.
 void judge(Check& check, const Variant& variant);

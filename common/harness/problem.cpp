@@ -103,20 +103,6 @@ int64_t number_after(const char* path, std::string_view key) {
   return 0;
 }
 
-// Bytes that this machine can still hand out: what Linux says is available, and what is left of the control group,
-// whose file cache is given up on demand. No limit where neither can be read.
-double available_bytes() {
-  double available = std::numeric_limits<double>::infinity();
-  if (const int64_t kib = number_after("/proc/meminfo", "MemAvailable:"); kib > 0) available = 1024.0 * kib;
-  int64_t limit = 0;
-  int64_t used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    used -= number_after("/sys/fs/cgroup/memory.stat", "file");
-    available = std::min(available, static_cast<double>(limit - used));
-  }
-  return available;
-}
-
 Dtype dtype_of_spec(const ProblemOptions& options, Precision precision) {
   switch (precision) {
     case Precision::element:
@@ -150,15 +136,10 @@ std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
   return tensors;
 }
 
-// Refuses what this machine cannot hold: the tensors, and a second copy of the outputs, which come back to be compared.
-void check_memory(const ProblemOptions& options, const std::vector<HostTensor>& tensors) {
-  double needed = 0;  // a product of three arguments may not fit 64 bits
-  for (const HostTensor& tensor : tensors) {
-    if (!tensor.present) continue;
-    const double bytes = static_cast<double>(tensor.rows) * tensor.stride * size_of(tensor.dtype);
-    needed += tensor.spec.role == Role::input ? bytes : 2 * bytes;
-  }
-  const double available = available_bytes();
+// Refuses what this machine cannot hold.
+void check_memory(const ProblemOptions& options) {
+  const double needed = memory_needed(options);
+  const double available = available_memory();
   if (needed > available) {
     constexpr double gib = 1024.0 * 1024 * 1024;
     throw std::invalid_argument(fmt::format("{} in {} needs {:.1f} GiB of memory, this machine has {:.1f} GiB free",
@@ -341,15 +322,38 @@ uint32_t poison_pattern(Dtype dtype) {
   return 0x7fa5a5a5;
 }
 
+double memory_needed(const ProblemOptions& options) {
+  double needed = 0;  // a product of three arguments may not fit 64 bits
+  for (const HostTensor& tensor : shape_tensors(options)) {
+    if (!tensor.present) continue;
+    const double bytes = static_cast<double>(tensor.rows) * tensor.stride * size_of(tensor.dtype);
+    needed += tensor.spec.role == Role::input ? bytes : 2 * bytes;
+  }
+  return needed;
+}
+
+// What Linux says is available, and what is left of the control group, whose file cache is given up on demand.
+double available_memory() {
+  double available = std::numeric_limits<double>::infinity();
+  if (const int64_t kib = number_after("/proc/meminfo", "MemAvailable:"); kib > 0) available = 1024.0 * kib;
+  int64_t limit = 0;
+  int64_t used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    used -= number_after("/sys/fs/cgroup/memory.stat", "file");
+    available = std::min(available, static_cast<double>(limit - used));
+  }
+  return available;
+}
+
 void check_options(const ProblemOptions& options) {
   check(options);
-  check_memory(options, shape_tensors(options));
+  check_memory(options);
 }
 
 Problem::Problem(const ProblemOptions& options) : options_(options) {
   check(options);
   tensors_ = shape_tensors(options);
-  check_memory(options, tensors_);
+  check_memory(options);
   try {
     for (HostTensor& tensor : tensors_) {
       if (!tensor.present) continue;

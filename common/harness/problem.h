@@ -144,6 +144,11 @@ struct Comparison {
   std::string describe() const;      // several readable lines on a failure; one on success
 };
 
+// The bytes of host memory that a problem takes, with a second copy of its outputs, which come back to be compared; and
+// those that this machine can still hand out, infinity where that is not known.
+double memory_needed(const ProblemOptions& options);
+double available_memory();
+
 // Throws what the constructor of Problem would throw, without making anything.
 void check_options(const ProblemOptions& options);
 

@@ -131,8 +131,9 @@ int run_request(const Program& program, int argc, char** argv) {
   const Device device = current_device();
   Session session(program, request, device, std::move(cases), std::move(json_file));
   print_header(program, device);
-  session.check_all();
-  if (!on_cpu_layer() && !request.check_only) session.time_all();
+  const bool is_timed = !on_cpu_layer() && !request.check_only;
+  session.check_all(is_timed);
+  if (is_timed) session.time_all();
   return session.finish();
 }
 

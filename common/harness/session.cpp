@@ -161,29 +161,25 @@ std::vector<Case> plan(const Program& program, const Request& request) {
 // The problem of the case that is being timed, in as many sets as cold samples take turns among.
 class Session::TimedProblem {
  public:
-  TimedProblem(const Case& each, Input input, int64_t misalign, const Timer& timer)
-      : of(&each), problem([&] {
-          ProblemOptions options = each.options;
-          options.input = input;
-          return options;
-        }()) {
-    const int wanted = timer.useful_sets(problem.bytes_read() + problem.bytes_written());
+  TimedProblem(const Case& each, std::shared_ptr<const Problem> of_case, int64_t misalign, const Timer& timer)
+      : of(&each), problem(std::move(of_case)) {
+    const int wanted = timer.useful_sets(problem->bytes_read() + problem->bytes_written());
     try {
-      sets.emplace_back(problem, misalign);
+      sets.emplace_back(*problem, misalign);
     } catch (const OutOfDeviceMemory& error) {
-      refuse(error, problem.options());
+      refuse(error, problem->options());
     }
     try {
-      for (int i = 1; i < wanted; ++i) sets.emplace_back(problem, misalign);
+      for (int i = 1; i < wanted; ++i) sets.emplace_back(*problem, misalign);
     } catch (const OutOfDeviceMemory&) {
       // Fewer sets do as well: the L2 cache is flushed in any case.
     }
   }
 
   const Case* of;
-  Problem problem;
+  std::shared_ptr<const Problem> problem;
   std::vector<Workspace> sets;
-  const TimedRunner* runner = nullptr;  // what ran on the sets last, and was not yet compared
+  TimedRunner* runner = nullptr;  // what ran on the sets last, and was not yet compared
 };
 
 Session::Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases,
@@ -222,7 +218,7 @@ Session::~Session() = default;
 
 // --- Checks --------------------------------------------------------------------------------------------------------
 
-void Session::check_all() {
+void Session::check_all(bool timed_next) {
   for (const Case& each : cases_) {
     for (const Runner& runner : each.runners) {
       if (runner.left_out.empty()) continue;
@@ -231,34 +227,46 @@ void Session::check_all() {
                               fmt::format("left out: {}", runner.left_out)});
     }
     for (const Input input : request_.inputs) {
-      check_case(each, input);
+      check_case(each, input, timed_next);
       if (lost_) return;
     }
   }
 }
 
-void Session::check_case(const Case& each, Input input) {
+bool Session::has_room_to_keep() const {
+  double most = 0;  // of what may still have to be made
+  for (const Case& each : cases_) most = std::max(most, memory_needed(each.options));
+  return available_memory() > 3 * most;
+}
+
+void Session::check_case(const Case& each, Input input, bool timed_next) {
   if (std::all_of(each.runners.begin(), each.runners.end(), [](const Runner& r) { return !r.left_out.empty(); }))
     return;
   ProblemOptions options = each.options;
   options.input = input;
-  const Problem problem(options);
+  const auto problem = std::make_shared<const Problem>(options);
   const Stream stream;
   std::optional<Workspace> workspace;
   try {
-    workspace.emplace(problem, request_.misalign);
+    workspace.emplace(*problem, request_.misalign);
   } catch (const OutOfDeviceMemory& error) {
     refuse(error, options);
   }
   for (const Runner& runner : each.runners) {
     if (!runner.left_out.empty()) continue;
-    Check check =
-        run_check(problem, *runner.variant, *runner.implementation, *workspace, request_.misalign, stream.get());
+    const bool kept = timed_next && input == timed_input_ && has_room_to_keep();
+    Compared compared;
+    Check check = run_check(*problem, *runner.variant, *runner.implementation, *workspace, request_.misalign,
+                            stream.get(), kept ? &compared : nullptr);
     if (input == timed_input_ && options.rows > 0 && is_accepted(check.verdict)) {
-      to_time_.push_back({&each, &runner, check});
+      TimedRunner& timed = to_time_.emplace_back(TimedRunner{&each, &runner, check});
+      if (kept) {
+        timed.problem = problem;
+        timed.compared = std::move(compared);
+      }
     }
     if (!request_.save_tensors.empty() && check.error.empty())
-      save_tensors(problem, *workspace, runner.variant->name());
+      save_tensors(*problem, *workspace, runner.variant->name());
     if (input == request_.inputs.front() && check.error.empty()) note_resources(check);
     const bool error = !check.error.empty();
     report(std::move(check));
@@ -362,7 +370,7 @@ void Session::time_all() {
 
 void Session::register_timings() {
   benchmark::ClearRegisteredBenchmarks();
-  for (const TimedRunner& timed : to_time_) {
+  for (TimedRunner& timed : to_time_) {
     const ProblemOptions& o = timed.of->options;
     for (const TimingMode mode : request_.modes) {
       const bool small = o.rows * o.cols * o.pixels * static_cast<int64_t>(size_of(o.dtype)) <= most_graph_bytes / 2;
@@ -379,7 +387,7 @@ void Session::register_timings() {
   }
 }
 
-void Session::time_one(benchmark::State& state, const TimedRunner& timed, TimingMode mode) {
+void Session::time_one(benchmark::State& state, TimedRunner& timed, TimingMode mode) {
   if (failure_ || lost_) {
     state.SkipWithError("not run: an earlier one ended the program");
     return;
@@ -397,11 +405,17 @@ void Session::time_one(benchmark::State& state, const TimedRunner& timed, Timing
   }
 }
 
-void Session::measure(benchmark::State& state, const TimedRunner& timed, TimingMode mode) {
+void Session::measure(benchmark::State& state, TimedRunner& timed, TimingMode mode) {
   if (!timed_ || timed_->of != timed.of) {
     compare_after_timing();
     timed_.reset();  // first, so that its memory is free
-    timed_ = std::make_unique<TimedProblem>(*timed.of, timed_input_, request_.misalign, *timer_);
+    std::shared_ptr<const Problem> problem = timed.problem;
+    if (!problem) {
+      ProblemOptions options = timed.of->options;
+      options.input = timed_input_;
+      problem = std::make_shared<const Problem>(options);
+    }
+    timed_ = std::make_unique<TimedProblem>(*timed.of, std::move(problem), request_.misalign, *timer_);
   }
   if (timed_->runner != &timed) {
     compare_after_timing();
@@ -411,7 +425,7 @@ void Session::measure(benchmark::State& state, const TimedRunner& timed, TimingM
     }
     timed_->runner = &timed;
   }
-  const Problem& problem = timed_->problem;
+  const Problem& problem = *timed_->problem;
   const int sets = static_cast<int>(timed_->sets.size());
   Timing timing;
   timing.variant = timed.runner->variant->name();
@@ -468,17 +482,21 @@ void Session::measure(benchmark::State& state, const TimedRunner& timed, TimingM
 
 void Session::compare_after_timing() {
   if (!timed_ || !timed_->runner || lost_) return;
-  const Runner& runner = *std::exchange(timed_->runner, nullptr)->runner;
+  TimedRunner& timed = *std::exchange(timed_->runner, nullptr);
+  const Runner& runner = *timed.runner;
+  const Problem& problem = *timed_->problem;
   Workspace& first = timed_->sets.front();
   Check check;
-  if (has_updated_tensors(timed_->problem) || !runner.variant->overwritten().empty()) {
+  if (has_updated_tensors(problem) || !runner.variant->overwritten().empty()) {
     // What is updated or overwritten has been so once per sample: the launch has to be made again on fresh values.
-    check =
-        run_check(timed_->problem, *runner.variant, *runner.implementation, first, request_.misalign, timer_->stream());
+    check = run_check(problem, *runner.variant, *runner.implementation, first, request_.misalign, timer_->stream(),
+                      &timed.compared);
     check.after_timing = true;
   } else {
-    check = check_results(timed_->problem, *runner.variant, first, request_.misalign);
+    check = check_results(problem, *runner.variant, first, request_.misalign, &timed.compared);
   }
+  timed.compared = {};
+  timed.problem.reset();
   for (size_t i = 1; i < timed_->sets.size() && check.error.empty(); ++i) {
     for (std::string& sentence : timed_->sets[i].damage()) {
       check.damage.push_back(std::move(sentence));

@@ -38,8 +38,9 @@ class Session {
           std::optional<WholeFile> json_file);
   ~Session();
 
-  // Each variant on each input. Stops where a kernel has left an error that nothing can follow.
-  void check_all();
+  // Each variant on each input. Stops where a kernel has left an error that nothing can follow. What is `timed_next` is
+  // kept until then, as far as memory allows: the problem, and what was compared.
+  void check_all(bool timed_next);
   // Each variant that gave acceptable results; on a GPU only.
   void time_all();
   // Prints the summary, writes the JSON file. Returns the exit code.
@@ -50,18 +51,21 @@ class Session {
   struct TimedRunner {
     const Case* of;
     const Runner* runner;
-    Check check;  // on the input that is timed
+    Check check;                                  // on the input that is timed
+    std::shared_ptr<const Problem> problem = {};  // of the check; null where it was not kept
+    Compared compared = {};
   };
   class TimedProblem;
 
-  void check_case(const Case& each, Input input);
+  void check_case(const Case& each, Input input, bool timed_next);
+  bool has_room_to_keep() const;
   void save_tensors(const Problem& problem, const Workspace& workspace, const std::string& variant) const;
   void report(Check check);
   void note_resources(const Check& check);
   void print_resources() const;
   void register_timings();
-  void time_one(benchmark::State& state, const TimedRunner& timed, TimingMode mode);
-  void measure(benchmark::State& state, const TimedRunner& timed, TimingMode mode);
+  void time_one(benchmark::State& state, TimedRunner& timed, TimingMode mode);
+  void measure(benchmark::State& state, TimedRunner& timed, TimingMode mode);
   void compare_after_timing();  // of the variant that was timed last
   void print_timing(const Timing& timing, const std::string& note);
   std::vector<std::pair<std::string, std::string>> context() const;

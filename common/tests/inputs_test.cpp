@@ -56,6 +56,14 @@ TEST(NormalFrom, InvertsTheNormalDistribution) {
   }
 }
 
+TEST(NormalFrom, IsWhatARowHoldsElementByElement) {
+  std::vector<float> values(5001);
+  generate_row({"x", Input::normal, Dtype::fp32, 3, 100, 5001}, 42, 5001, values.data());
+  for (int64_t col = 0; col < 5001; ++col) {
+    ASSERT_EQ(values[col], static_cast<float>(normal_from(static_cast<uint32_t>(hash_element(3, "x", 42, col) >> 32))));
+  }
+}
+
 TEST(Inputs, DoNotDependOnTheShape) {
   for (const Input input : all_inputs()) {
     if (input == Input::arange || input == Input::nan_row) continue;  // these two are defined by the shape
@@ -284,18 +292,20 @@ TEST(Inputs, BackwardReadsTheForwardsOwnStatistics) {
 }
 
 TEST(Inputs, BatchNormLayoutsHoldTheSameTensor) {
-  ProblemOptions options = options_of(Operation::batchnorm_train, Input::normal, Dtype::fp32, 3, 5);
-  options.pixels = 7;
-  const Problem last(options);
-  options.layout = ChannelLayout::channels_first;
-  const Problem first(options);
-  const std::vector<double> a = values_of(last.tensors()[0]);
-  const std::vector<double> b = values_of(first.tensors()[0]);
-  ASSERT_EQ(a.size(), 3u * 5 * 7);
-  for (int64_t sample = 0; sample < 3; ++sample) {
-    for (int64_t channel = 0; channel < 5; ++channel) {
-      for (int64_t pixel = 0; pixel < 7; ++pixel) {
-        EXPECT_EQ(a[(sample * 7 + pixel) * 5 + channel], b[(sample * 5 + channel) * 7 + pixel]);
+  for (const int64_t pixels : {5, 7}) {  // 5: as many as channels
+    ProblemOptions options = options_of(Operation::batchnorm_train, Input::normal, Dtype::fp32, 3, 5);
+    options.pixels = pixels;
+    const Problem last(options);
+    options.layout = ChannelLayout::channels_first;
+    const Problem first(options);
+    const std::vector<double> a = values_of(last.tensors()[0]);
+    const std::vector<double> b = values_of(first.tensors()[0]);
+    ASSERT_EQ(a.size(), static_cast<size_t>(3 * 5 * pixels));
+    for (int64_t sample = 0; sample < 3; ++sample) {
+      for (int64_t channel = 0; channel < 5; ++channel) {
+        for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+          EXPECT_EQ(a[(sample * pixels + pixel) * 5 + channel], b[(sample * 5 + channel) * pixels + pixel]);
+        }
       }
     }
   }
