@@ -39,7 +39,7 @@ constexpr int64_t piece_bytes = int64_t{32} << 20;
 constexpr int64_t bytes_per_task = int64_t{1} << 20;
 
 // Two pieces of pinned memory that large copies go through: while the device has one, all cores work on the other.
-// cudaMemcpy would have one core for it. They are kept until the program ends: making them takes as long as a copy.
+// cudaMemcpy would have one core for it. They are made once and kept until the program ends.
 class Staging {
  public:
   static Staging& shared() {

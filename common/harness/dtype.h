@@ -56,14 +56,12 @@ constexpr double largest_of(Dtype dtype) {
 }
 // The distance between the values of the type around `magnitude`: one unit of its last place. Never less than the
 // type's smallest positive value. `magnitude` is finite and not negative.
-constexpr double ulp_at(const Format& format, double magnitude) {
+constexpr double ulp_at(Dtype dtype, double magnitude) {
+  const Format format = format_of(dtype);
   // The exponent straight from the bits: std::ilogb is a call, and this runs once per element compared.
   const int exponent = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;
   const int unit = std::max(exponent, format.min_exponent) - format.digits + 1;
   return std::bit_cast<double>(static_cast<uint64_t>(unit + 1023) << 52);
-}
-constexpr double ulp_at(Dtype dtype, double magnitude) {
-  return ulp_at(format_of(dtype), magnitude);
 }
 // Whether rounding `value` to the type gives an infinity.
 bool overflows(Dtype dtype, double value);

@@ -10,9 +10,9 @@ namespace worklog {
 // Huge pages for these bytes, where the system has some.
 void prefer_huge_pages(void* data, size_t bytes);
 
-// For vectors whose new elements are left unset. Zeros that are overwritten at once would cost more than all else that
-// is done with a large tensor: one thread would write them, with a page fault at every 4 KiB. The threads that fill a
-// tensor share the faults, and huge pages make them few.
+// For vectors whose new elements are left unset. One thread would write the zeros, with a page fault at every 4 KiB,
+// and all of them are overwritten at once. The threads that fill a tensor share the faults, and huge pages make them
+// few.
 template <class T>
 struct UnsetAllocator {
   using value_type = T;
