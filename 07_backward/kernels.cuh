@@ -347,6 +347,7 @@ struct Pass {
   static constexpr int tensors = adds_dh ? 3 : 2;  // that are read
   LayerNormBackward<T, G> p;
   Leaves leaves;  // when what is read leaves the L2 cache, as in stage 05
+  float inverse_cols;
 
   __device__ const T* tensor(int i) const { return i == 0 ? p.x : i == 1 ? p.dy : p.dh; }
   __device__ int64_t stride(int i) const { return i == 0 ? p.x_stride : i == 1 ? p.dy_stride : p.dh_stride; }
@@ -1685,7 +1686,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
   for (int i = 0; i < units && dh_comes_early; ++i) {
     if (has_row && columns.has(i)) dh[i] = vector_of(p.dh, p.dh_stride, i);
   }
-  const Gradient gradient = gradient_with(s, team.get(), 1.0f / static_cast<float>(p.cols));
+  const Gradient gradient = gradient_with(s, team.get(), pass.inverse_cols);
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (!has_row || !columns.has(i)) continue;
@@ -2159,7 +2160,7 @@ bool rows_packed(const Pass& pass, cudaStream_t stream) {
 template <class T, class G, bool centered, bool adds_dh>
 void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const Pass<T, G, centered, adds_dh> pass = {p, leaves_of(bytes_read, 4)};
+  const Pass<T, G, centered, adds_dh> pass = {p, leaves_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
   // A tensor that is not there lies like any other.
   const auto starts_like_x = [&](const T* first, int64_t stride) {
     const auto apart = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(p.x);

@@ -687,7 +687,7 @@ struct TrainSteps {
   __device__ float invstd_of(const Shared& all) const {
     const float variance = all.m2 / fabsf(all.count);
     if (all.count > 0.0f) return rsqrtf(variance + p.eps);
-    return variance == 0.0f ? rsqrtf(p.eps) / small_scale : rsqrtf(variance);
+    return variance == 0.0f ? rsqrtf(p.eps) * (1.0f / small_scale) : rsqrtf(variance);
   }
   __device__ float result(float x, float, const Channel& c) const {
     return fmaf(fmaf(x, c.scale, -c.center), c.factor, c.offset);
