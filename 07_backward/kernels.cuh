@@ -1740,11 +1740,10 @@ __global__ void __launch_bounds__(threads_side_by_side, 2)
   const Cluster cluster = this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks());
   const int row = block / blocks;
-  dx_in_registers<units>(
-      pass, row,
-      columns_of<Layout::whole>(pass, row, static_cast<int>(threadIdx.x), threads_side_by_side,
-                                static_cast<int>(cluster.block_rank()), blocks),
-      ClusterTeam<warps, ClusterMail>{cluster, {cluster, arrivals, Turns::one}, of_warps, of_blocks});
+  dx_in_registers<units>(pass, row,
+                         columns_of<Layout::whole>(pass, row, static_cast<int>(threadIdx.x), threads_side_by_side,
+                                                   static_cast<int>(cluster.block_rank()), blocks),
+                         ClusterTeam<warps, ClusterMail>{cluster, {cluster, arrivals}, of_warps, of_blocks});
 }
 // [/snippet]
 

@@ -62,27 +62,22 @@ struct ClusterBarrier {
   __device__ void wait() { cluster.barrier_wait(); }
 };
 
-enum class Turns : uint8_t { one, any };  // of an exchange
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// By mail: a value counts itself as it arrives, and nobody waits for anything else. Each block gets one from each. What
-// a turn brings is announced two turns ahead, before any of it can come; of one turn nothing more is announced.
+// By mail: a value counts itself as it arrives, and nobody waits for anything else. Each block gets one from each.
 struct ClusterMail {
   Cluster cluster;
   uint64_t* arrivals;  // [2], in shared memory
-  Turns turns;
   unsigned turn = 0;
 
-  __device__ ClusterMail(const Cluster& cluster, uint64_t* arrivals, Turns turns = Turns::any)
-      : cluster(cluster), arrivals(arrivals), turns(turns) {}
+  __device__ ClusterMail(const Cluster& cluster, uint64_t* arrivals) : cluster(cluster), arrivals(arrivals) {}
   __device__ void open() {
     if (threadIdx.x == 0) {
       cuda::ptx::mbarrier_init(arrivals, 1);
       cuda::ptx::mbarrier_init(arrivals + 1, 1);
       cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
       expect(0);
-      if (turns == Turns::any) expect(1);
+      expect(1);
     }
     cluster.sync();
   }
@@ -95,7 +90,7 @@ struct ClusterMail {
   __device__ void wait() {
     while (!cuda::ptx::mbarrier_try_wait_parity(arrivals + turn % 2, turn / 2 % 2)) {
     }
-    if (turns == Turns::any && threadIdx.x == 0) expect(turn % 2);
+    if (threadIdx.x == 0) expect(turn % 2);
     ++turn;
   }
 
@@ -110,8 +105,7 @@ struct ClusterMail {
 
 // Where there is no such mail, the barrier takes its place.
 struct ClusterMail : ClusterBarrier {
-  __device__ ClusterMail(const Cluster& cluster, uint64_t* arrivals, Turns = Turns::any)
-      : ClusterBarrier(cluster, arrivals) {}
+  using ClusterBarrier::ClusterBarrier;
 };
 
 #endif
