@@ -1626,12 +1626,12 @@ inline constexpr int64_t few_vectors = 4096;
 inline constexpr int64_t fewest_by_warps = 1024;
 inline constexpr int64_t most_by_warps = 2048;
 
-template <bool given, int vectors, int threads, class Steps>
+template <bool given, int threads, class Steps>
 void launch_few(const Steps& steps, cudaStream_t stream) {
   constexpr Parameters early = Parameters::early;
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
-  if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, vectors, threads, 1>(steps, stream);
-  launch_block<Fit::vectors, given, early, vectors, threads, 1>(steps, stream);
+  if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, threads, 1>(steps, stream);
+  launch_block<Fit::vectors, given, early, 2, threads, 1>(steps, stream);
 }
 
 template <bool given, class Steps>
@@ -1645,14 +1645,14 @@ bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
   const int64_t read_by_each = reads * steps.p.rows * length / device_attribute(cudaDevAttrMultiProcessorCount);
   if (length > 64 && length <= 128) {
     if (read_by_each < (reads == 1 ? fewest_by_warps : few_vectors)) {
-      return launch_few<given, 2, 128>(steps, stream), true;
+      return launch_few<given, 128>(steps, stream), true;
     }
     if constexpr (reads == 1) {
       if (read_by_each < most_by_warps) return launch_lanes<given, 4, 32, early>(steps, stream), true;
     }
   } else if (length > 128 && length <= 2 * 512 && read_by_each < few_vectors) {
-    if (length <= 2 * 128) return launch_few<given, 2, 128>(steps, stream), true;
-    return launch_few<given, 2, 512>(steps, stream), true;
+    if (length <= 2 * 128) return launch_few<given, 128>(steps, stream), true;
+    return launch_few<given, 512>(steps, stream), true;
   }
   if (length > 2 * 512 && steps.p.rows * length <= 2048 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}) {
     if (launch_clusters<Fit::vectors, false, given, early, 2, 512, 1>(steps, stream)) return true;
