@@ -401,6 +401,12 @@ __device__ inline Count count_of(float count) {
   return {count, count > 0.0f ? __fdividef(1.0f, count) : 0.0f};
 }
 
+// Of a whole row, which has values.
+__device__ inline Count count_of_row(int cols) {
+  const auto count = static_cast<float>(cols);
+  return {count, __fdividef(1.0f, count)};
+}
+
 // The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
 // f(x) for those of this thread.
 template <class T, About about, int width, class ForEach>
@@ -427,15 +433,76 @@ __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float sc
   return {held.count, pivot, rest, squares - left * rest};  // rest is tiny against the deviation: nothing cancels here
 }
 
-// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values.
-template <About about, int width>
+// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values. In `one_round` the two
+// sums wait for their lanes side by side, and what is too much in the squares is taken away after: at most as many
+// times what it leaves as there are parts. Those are some bits, which elements of 16 bits do not miss.
+template <About about, int width, bool one_round = false>
 __device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
   if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
   const float pivot = __shfl_sync(all_lanes, part.pivot, 0, width);
   const float difference = (part.pivot - pivot) + part.rest;
+  if constexpr (one_round) {
+    const float moment = part.count * difference;
+    const float sum = warp_sum<width>(moment);
+    const float squares = warp_sum<width>(fmaf(moment, difference, part.m2));
+    const float rest = sum * all.inverse;
+    return {all.count, pivot, rest, squares - sum * rest};
+  }
   const float rest = warp_sum<width>(part.count * difference) * all.inverse;
   const float off = difference - rest;
   return {all.count, pivot, rest, warp_sum<width>(fmaf(part.count * off, off, part.m2))};
+}
+// [/snippet]
+
+// [snippet: one_pass]
+// The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
+// formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
+// the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
+template <About about>
+struct ThreadMoments {
+  float pivot = 0.0f;
+  float sum = 0.0f;
+  float squares = 0.0f;
+
+  // In pairs, so that equal values have their value as their mean.
+  template <int count>
+  __device__ void begin(const float (&first)[count]) {
+    if constexpr (about != About::zero) {
+      float sums[count];
+#pragma unroll
+      for (int k = 0; k < count; ++k) sums[k] = first[k];
+#pragma unroll
+      for (int half = count / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+      }
+      pivot = sums[0] * (1.0f / count);
+    }
+  }
+  __device__ void add(float x) {
+    const float d = x - pivot;
+    if constexpr (about == About::mean) sum += d;
+    squares = fmaf(d, d, squares);
+  }
+  __device__ SplitMoments of(Count held) const {
+    const float rest = sum * held.inverse;
+    return {held.count, pivot, rest, squares - sum * rest};
+  }
+};
+
+// The moments of the values that `width` lanes hold together, as moments_of() finds them; but in one pass and one
+// round. The pivot of all is the mean of the first lane's first vector, so that their sums have only to be added. What
+// is taken away is at most as many times what it leaves as there are vectors.
+template <class T, About about, int width, class Share, class Place>
+__device__ inline SplitMoments moments_in_one_round(const Share& share, const Place& place, Count held) {
+  ThreadMoments<about> values;
+  if (place.has_edge()) values.pivot = vectorized::to_float(share.edge);  // of a row that has no vector
+  if (place.has(0)) values.begin(unpack<T>(share.vector[0]).at);
+  values.pivot = __shfl_sync(all_lanes, values.pivot, 0, width);
+  share.for_each(place, [&](float x) { values.add(x); });
+  values.sum = warp_sum<width>(values.sum);
+  values.squares = warp_sum<width>(values.squares);
+  return values.of(held);
 }
 // [/snippet]
 
@@ -454,7 +521,7 @@ struct LaneTeam {
 };
 
 // The threads of a block of at most `warps` warps, a power of 2.
-template <About about, int warps>
+template <About about, int warps, bool one_round>
 struct BlockTeam {
   Count all;              // values of the row in the block
   SplitMoments* scratch;  // [warps]
@@ -465,7 +532,7 @@ struct BlockTeam {
   __device__ SplitMoments merge() {
     __syncthreads();
     const unsigned part = threadIdx.x % warps;
-    return merge_lanes<about, warps>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
+    return merge_lanes<about, warps, one_round>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
   }
   // After a merge all threads hold the same. Where it is repeated, all have read before the next overwrites.
   __device__ bool any(bool value) const {
@@ -476,10 +543,10 @@ struct BlockTeam {
 
 // The threads of a cluster of blocks, which can write into each other's shared memory. barrier_arrive has been called:
 // the first merge waits until all blocks have started, and have shared memory to write into.
-template <About about, int warps>
+template <About about, int warps, bool one_round>
 struct ClusterTeam {
   Cluster cluster;
-  BlockTeam<about, warps> block;
+  BlockTeam<about, warps, one_round> block;
   Count all;              // values of the row
   SplitMoments* scratch;  // [portable_cluster]
   bool all_have_started = false;
@@ -494,7 +561,8 @@ struct ClusterTeam {
     }
     cluster.sync();
     const unsigned part = threadIdx.x % portable_cluster;
-    return merge_lanes<about, portable_cluster>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{}, all);
+    return merge_lanes<about, portable_cluster, one_round>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{},
+                                                           all);
   }
   __device__ bool any(bool value) const {
     if (value) cluster.sync();
@@ -719,6 +787,10 @@ __device__ inline void store_element(const Steps& steps, int64_t row, int64_t co
 // memory where there are too few rows for one to hide behind another's work.
 enum class Parameters { late, early };
 
+// Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts.
+template <class T, Parameters when>
+inline constexpr bool one_round_for = when == Parameters::early && !splits_mean<T>;
+
 // One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
 // `whole`. A team without a row has an empty place, and keeps the others of its warp company.
 template <Fit fit, bool given, Parameters when, int width, int vectors, class Steps, class Team>
@@ -739,9 +811,17 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
       if (place.has(i)) load_parameters(i);
     }
   }
-  let_next_kernel_start();
+  // Where the next kernel has room anyway, to let it start takes longer than it gains, by measurement.
+  if constexpr (when == Parameters::late) let_next_kernel_start();
 
-  team.put(moments_of<T, Steps::about, width>([&](auto f) { share.for_each(place, f); }, held, 1.0f));
+  const auto first_moments = [&] {
+    if constexpr (one_round_for<T, when> && Steps::about == About::mean) {
+      return moments_in_one_round<T, Steps::about, width>(share, place, held);
+    } else {
+      return moments_of<T, Steps::about, width>([&](auto f) { share.for_each(place, f); }, held, 1.0f);
+    }
+  };
+  team.put(first_moments());
   const auto again = [&](float scale) {
     const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
     return moments_of<T, Steps::about, width>(for_each, held, scale);
@@ -773,7 +853,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
   const int cols = static_cast<int>(steps.p.cols);
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
   if (row >= steps.p.rows) place = {0, 0, 0, -1};
-  const Count whole = count_of(static_cast<float>(cols));
+  const Count whole = count_of_row(cols);
   normalize_row<fit, given, when, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
 
@@ -789,9 +869,9 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
       place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
-  const Count whole = count_of(static_cast<float>(cols));
-  normalize_row<fit, given, when, lanes, vectors>(steps, row, place, thread, held, whole,
-                                                  BlockTeam<Steps::about, warps>{whole, scratch});
+  const Count whole = count_of_row(cols);
+  normalize_row<fit, given, when, lanes, vectors>(
+      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, when>>{whole, scratch});
 }
 
 // `whole_blocks`: all blocks have `threads` threads. Then the distance between a thread's vectors is known here, and no
@@ -814,8 +894,9 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(threadIdx.x % lanes == 0 ? held.count : 0.0f, sums));
-  const Count whole = count_of(static_cast<float>(cols));
-  const ClusterTeam<Steps::about, warps> team{cluster, {in_block, block_scratch}, whole, cluster_scratch};
+  const Count whole = count_of_row(cols);
+  const ClusterTeam<Steps::about, warps, one_round_for<T, when>> team{
+      cluster, {in_block, block_scratch}, whole, cluster_scratch};
   normalize_row<fit, given, when, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
 }
 // [/snippet]
@@ -826,42 +907,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
 // load, meet, and store. So here the clusters stay, and walk rows. While a row is normalized, the next are on their way
 // to shared memory; and gamma and beta, which each row would ask the second-level cache for, stay in registers.
 
-// [snippet: one_pass]
-// The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
-// formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
-// the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
-template <About about>
-struct ThreadMoments {
-  float pivot = 0.0f;
-  float sum = 0.0f;
-  float squares = 0.0f;
-
-  // In pairs, so that equal values have their value as their mean.
-  template <int count>
-  __device__ void begin(const float (&first)[count]) {
-    if constexpr (about != About::zero) {
-      float sums[count];
-#pragma unroll
-      for (int k = 0; k < count; ++k) sums[k] = first[k];
-#pragma unroll
-      for (int half = count / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
-      }
-      pivot = sums[0] * (1.0f / count);
-    }
-  }
-  __device__ void add(float x) {
-    const float d = x - pivot;
-    if constexpr (about == About::mean) sum += d;
-    squares = fmaf(d, d, squares);
-  }
-  __device__ SplitMoments of(Count held) const {
-    const float rest = sum * held.inverse;
-    return {held.count, pivot, rest, squares - sum * rest};
-  }
-};
-
+// [snippet: mean_as_pivot]
 // With the mean itself as the pivot, as near as a float can be. Nothing is lost: the rest is what the rounding of
 // pivot + rest takes away [Knuth, TwoSum].
 __device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
@@ -1197,7 +1243,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(first), cols), block, blocks, thread, threads);
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(thread % lanes == 0 ? held.count : 0.0f, sums));
-  const Count whole = count_of(static_cast<float>(cols));
+  const Count whole = count_of_row(cols);
   StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
@@ -1220,7 +1266,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
   }
   let_next_kernel_start();
 
-  const Count whole = count_of(static_cast<float>(steps.p.cols));
+  const Count whole = count_of_row(static_cast<int>(steps.p.cols));
   const auto moments = [&](float scale) {
     const auto for_each = [&](auto f) {
 #pragma unroll
@@ -1282,7 +1328,7 @@ __device__ inline void normalize_tile(const Steps& steps, const PackedTile<typen
   }
   __syncthreads();
   const int cols = place.cols;
-  const Count whole = count_of(static_cast<float>(cols));
+  const Count whole = count_of_row(cols);
 #pragma unroll 1
   for (int first = 0; first < tile.rows; first += threads_of_tile / width) {
     const int row = first + static_cast<int>(threadIdx.x) / width;
