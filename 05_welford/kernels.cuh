@@ -489,7 +489,9 @@ struct ThreadMoments {
     return {held.count, pivot, rest, squares - sum * rest};
   }
 };
+// [/snippet]
 
+// [snippet: one_round]
 // The moments of the values that `width` lanes hold together, as moments_of() finds them; but in one pass and one
 // round. The pivot of all is the mean of the first lane's first vector, so that their sums have only to be added. What
 // is taken away is at most as many times what it leaves as there are vectors.
