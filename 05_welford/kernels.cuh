@@ -401,12 +401,6 @@ __device__ inline Count count_of(float count) {
   return {count, count > 0.0f ? __fdividef(1.0f, count) : 0.0f};
 }
 
-// Of a whole row, which has values.
-__device__ inline Count count_of_row(int cols) {
-  const auto count = static_cast<float>(cols);
-  return {count, __fdividef(1.0f, count)};
-}
-
 // The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
 // f(x) for those of this thread.
 template <class T, About about, int width, class ForEach>
@@ -793,6 +787,14 @@ enum class Parameters { late, early };
 template <class T, Parameters when>
 inline constexpr bool one_round_for = when == Parameters::early && !splits_mean<T>;
 
+// And each branch that the loads wait behind: whether a row has values is not asked.
+template <Parameters when>
+__device__ inline Count count_of_row(int cols) {
+  const auto count = static_cast<float>(cols);
+  if constexpr (when == Parameters::late) return count_of(count);
+  return {count, __fdividef(1.0f, count)};
+}
+
 // One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
 // `whole`. A team without a row has an empty place, and keeps the others of its warp company.
 template <Fit fit, bool given, Parameters when, int width, int vectors, class Steps, class Team>
@@ -855,7 +857,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
   const int cols = static_cast<int>(steps.p.cols);
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
   if (row >= steps.p.rows) place = {0, 0, 0, -1};
-  const Count whole = count_of_row(cols);
+  const Count whole = count_of_row<when>(cols);
   normalize_row<fit, given, when, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
 
@@ -871,7 +873,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
       place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
-  const Count whole = count_of_row(cols);
+  const Count whole = count_of_row<when>(cols);
   normalize_row<fit, given, when, lanes, vectors>(
       steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, when>>{whole, scratch});
 }
@@ -896,7 +898,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(threadIdx.x % lanes == 0 ? held.count : 0.0f, sums));
-  const Count whole = count_of_row(cols);
+  const Count whole = count_of_row<when>(cols);
   const ClusterTeam<Steps::about, warps, one_round_for<T, when>> team{
       cluster, {in_block, block_scratch}, whole, cluster_scratch};
   normalize_row<fit, given, when, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
@@ -1245,7 +1247,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(first), cols), block, blocks, thread, threads);
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(thread % lanes == 0 ? held.count : 0.0f, sums));
-  const Count whole = count_of_row(cols);
+  const Count whole = count_of(static_cast<float>(cols));
   StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
@@ -1268,7 +1270,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
   }
   let_next_kernel_start();
 
-  const Count whole = count_of_row(static_cast<int>(steps.p.cols));
+  const Count whole = count_of(static_cast<float>(steps.p.cols));
   const auto moments = [&](float scale) {
     const auto for_each = [&](auto f) {
 #pragma unroll
@@ -1330,7 +1332,7 @@ __device__ inline void normalize_tile(const Steps& steps, const PackedTile<typen
   }
   __syncthreads();
   const int cols = place.cols;
-  const Count whole = count_of_row(cols);
+  const Count whole = count_of(static_cast<float>(cols));
 #pragma unroll 1
   for (int first = 0; first < tile.rows; first += threads_of_tile / width) {
     const int row = first + static_cast<int>(threadIdx.x) / width;
