@@ -39,7 +39,7 @@ struct Statistics {
 // sums overflow, values that are not equal differ by far more than eps.
 __device__ inline float rstd_of(float variance, float eps, float scale) {
   if (scale == 1.0f) return rsqrtf(variance + eps);
-  return variance == 0.0f ? rsqrtf(eps) / scale : rsqrtf(variance);
+  return variance == 0.0f ? rsqrtf(eps) * (1.0f / small_scale) : rsqrtf(variance);
 }
 
 // What the caller is told is of x, without the scale.
