@@ -815,7 +815,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
       if (place.has(i)) load_parameters(i);
     }
   }
-  // Where the next kernel has room anyway, to let it start takes longer than it gains, by measurement.
+  // In most launches of few rows, to let the next kernel start takes longer than it gains, by measurement.
   if constexpr (when == Parameters::late) let_next_kernel_start();
 
   const auto first_moments = [&] {
