@@ -249,13 +249,23 @@ struct Place {
   }
 };
 
-// A team's blocks hold one piece of the row each; `thread` of `threads` counts within the block. The edges are few: one
-// to a thread of the first block.
-template <Fit fit, class T>
-__device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int blocks, int thread, int threads) {
+// A team's blocks hold one piece of the row each: so many vectors, from this one on.
+struct Piece {
+  int begin;
+  int end;
+};
+
+template <class T>
+__device__ inline Piece piece_of(const RowLayout<T>& layout, int block, int blocks) {
   const int piece = (layout.vectors + blocks - 1) / blocks;
   const int begin = block * piece;
-  const int end = begin + piece < layout.vectors ? begin + piece : layout.vectors;
+  return {begin, begin + piece < layout.vectors ? begin + piece : layout.vectors};
+}
+
+// `thread` of `threads` counts within the block. The edges are few: one to a thread of the first block.
+template <Fit fit, class T>
+__device__ inline Place<fit> place_of(const RowLayout<T>& layout, int block, int blocks, int thread, int threads) {
+  const auto [begin, end] = piece_of(layout, block, blocks);
   return {layout.first + (begin + thread) * vector_size<T>, threads * vector_size<T>,
           layout.first + end * vector_size<T>, block == 0 && thread < layout.edges ? layout.edge_column(thread) : -1};
 }
@@ -492,7 +502,6 @@ struct ThreadMoments {
 template <class T, About about, int width, class Share, class Place>
 __device__ inline SplitMoments moments_in_one_round(const Share& share, const Place& place, Count held) {
   ThreadMoments<about> values;
-  if (place.has_edge()) values.pivot = vectorized::to_float(share.edge);  // of a row that has no vector
   if (place.has(0)) values.begin(unpack<T>(share.vector[0]).at);
   values.pivot = __shfl_sync(all_lanes, values.pivot, 0, width);
   share.for_each(place, [&](float x) { values.add(x); });
@@ -779,53 +788,62 @@ __device__ inline void store_element(const Steps& steps, int64_t row, int64_t co
 // [/snippet]
 
 // [snippet: row_of_a_team]
-// When gamma and beta are loaded: late, when they are used, into few registers; or early, with x, which saves a trip to
-// memory where there are too few rows for one to hide behind another's work.
-enum class Parameters { late, early };
+// What happens when depends on how many rows there are.
+//   many           Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
+//   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
+//   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
+//                  waits for x, would hold them up.
+//   fewest_blocks  And those of the next kernel find places beside them. It is told so when a thread has the moments of
+//                  its values: earlier, that would hold up what is on its way to them.
+enum class Amount { many, few, few_blocks, fewest_blocks };
 
 // Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts.
-template <class T, Parameters when>
-inline constexpr bool one_round_for = when == Parameters::early && !splits_mean<T>;
+template <class T, Amount amount>
+inline constexpr bool one_round_for = amount != Amount::many && !splits_mean<T>;
 
 // And each branch that the loads wait behind: whether a row has values is not asked.
-template <Parameters when>
+template <Amount amount>
 __device__ inline Count count_of_row(int cols) {
   const auto count = static_cast<float>(cols);
-  if constexpr (when == Parameters::late) return count_of(count);
+  if constexpr (amount == Amount::many) return count_of(count);
   return {count, __fdividef(1.0f, count)};
 }
 
 // One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
 // `whole`. A team without a row has an empty place, and keeps the others of its warp company.
-template <Fit fit, bool given, Parameters when, int width, int vectors, class Steps, class Team>
+template <Fit fit, bool given, Amount amount, int width, int vectors, class Steps, class Team>
 __device__ inline void normalize_row(const Steps& steps, int64_t row, const Place<fit>& place, int thread, Count held,
                                      Count whole, Team team) {
   using T = typename Steps::Element;
+  constexpr bool are_blocks = amount == Amount::few_blocks || amount == Amount::fewest_blocks;
   wait_for_previous_kernel();
-  RowShare<T, vectors, when == Parameters::late> share;  // few rows fit into the cache: there is nothing to tell
-  steps.load(share, row, place);
   ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
     gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
     beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
   };
-  if constexpr (when == Parameters::early) {
+  const auto load_all_parameters = [&] {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if (place.has(i)) load_parameters(i);
     }
-  }
-  // In most launches of few rows, to let the next kernel start takes longer than it gains, by measurement.
-  if constexpr (when == Parameters::late) let_next_kernel_start();
+  };
+  if constexpr (are_blocks) load_all_parameters();
+  RowShare<T, vectors, amount == Amount::many> share;  // few rows fit into the cache: there is nothing to tell
+  steps.load(share, row, place);
+  if constexpr (amount == Amount::few) load_all_parameters();
+  if constexpr (!are_blocks) let_next_kernel_start();
 
   const auto first_moments = [&] {
-    if constexpr (one_round_for<T, when> && Steps::about == About::mean) {
+    if constexpr (one_round_for<T, amount> && Steps::about == About::mean) {
       return moments_in_one_round<T, Steps::about, width>(share, place, held);
     } else {
       return moments_of<T, Steps::about, width>([&](auto f) { share.for_each(place, f); }, held, 1.0f);
     }
   };
-  team.put(first_moments());
+  const SplitMoments first = first_moments();
+  if constexpr (amount == Amount::fewest_blocks) let_next_kernel_start_at_once();
+  team.put(first);
   const auto again = [&](float scale) {
     const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
     return moments_of<T, Steps::about, width>(for_each, held, scale);
@@ -837,7 +855,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!place.has(i)) continue;
-    if constexpr (when == Parameters::late) load_parameters(i);
+    if constexpr (amount == Amount::many) load_parameters(i);
     store_vector(steps, y + place.column(i), share.vector[i], statistics, gamma[i], beta[i]);
   }
   if (place.has_edge()) store_element(steps, row, place.edge, vectorized::to_float(share.edge), statistics);
@@ -850,19 +868,19 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
 template <int threads>
 inline constexpr int warps_of = std::bit_ceil(unsigned{threads} / lanes);
 
-template <class Steps, Fit fit, bool given, int vectors, int width, Parameters when = Parameters::late>
+template <class Steps, Fit fit, bool given, int vectors, int width, Amount amount = Amount::many>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_per_row(Steps steps) {
   const int thread = static_cast<int>(threadIdx.x) % width;
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
   const int cols = static_cast<int>(steps.p.cols);
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
   if (row >= steps.p.rows) place = {0, 0, 0, -1};
-  const Count whole = count_of_row<when>(cols);
-  normalize_row<fit, given, when, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
+  const Count whole = count_of_row<amount>(cols);
+  normalize_row<fit, given, amount, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
 
 // `resident` blocks are to fit on a multiprocessor: that bounds the registers.
-template <class Steps, Fit fit, bool given, Parameters when, int vectors, int threads, int resident>
+template <class Steps, Fit fit, bool given, Amount amount, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_block_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments scratch[warps];
@@ -873,19 +891,18 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
       place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
-  const Count whole = count_of_row<when>(cols);
-  normalize_row<fit, given, when, lanes, vectors>(
-      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, when>>{whole, scratch});
+  const Count whole = count_of_row<amount>(cols);
+  normalize_row<fit, given, amount, lanes, vectors>(
+      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, amount>>{whole, scratch});
 }
 
 // `whole_blocks`: all blocks have `threads` threads. Then the distance between a thread's vectors is known here, and no
 // register.
-template <class Steps, Fit fit, bool whole_blocks, bool given, Parameters when, int vectors, int threads, int resident>
+template <class Steps, Fit fit, bool whole_blocks, bool given, Amount amount, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments block_scratch[warps];
   __shared__ SplitMoments cluster_scratch[portable_cluster];
-  __shared__ float sums[lanes];
   const Cluster cluster = this_cluster();
   cluster.barrier_arrive();
   const int64_t row = blockIdx.x / cluster.num_blocks();
@@ -893,15 +910,19 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const int blocks = static_cast<int>(cluster.num_blocks());
   const int thread = static_cast<int>(threadIdx.x);
   const int cols = static_cast<int>(steps.p.cols);
-  const Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), block, blocks, thread,
-                                         whole_blocks ? threads : static_cast<int>(blockDim.x));
+  const auto layout = layout_of<fit>(steps.row(row), cols);
+  const Place<fit> place =
+      place_of<fit>(layout, block, blocks, thread, whole_blocks ? threads : static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
-  const Count in_block = count_of(block_sum(threadIdx.x % lanes == 0 ? held.count : 0.0f, sums));
-  const Count whole = count_of_row<when>(cols);
-  const ClusterTeam<Steps::about, warps, one_round_for<T, when>> team{
+  const Piece piece = piece_of(layout, block, blocks);
+  const int vectors_of_block = piece.begin < piece.end ? piece.end - piece.begin : 0;
+  const Count in_block =
+      count_of(static_cast<float>(vectors_of_block * vector_size<T> + (block == 0 ? layout.edges : 0)));
+  const Count whole = count_of_row<amount>(cols);
+  const ClusterTeam<Steps::about, warps, one_round_for<T, amount>> team{
       cluster, {in_block, block_scratch}, whole, cluster_scratch};
-  normalize_row<fit, given, when, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
+  normalize_row<fit, given, amount, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
 }
 // [/snippet]
 
@@ -1470,9 +1491,9 @@ inline unsigned blocks_of_lane_teams(int64_t rows, int64_t width) {
   return static_cast<unsigned>((rows + rows_in_block - 1) / rows_in_block);
 }
 
-template <Fit fit, bool given, int vectors, int width, Parameters when = Parameters::late, class Steps>
+template <Fit fit, bool given, int vectors, int width, Amount amount = Amount::many, class Steps>
 void launch_lanes(const Steps& steps, cudaStream_t stream) {
-  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width, when>,
+  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width, amount>,
          {.grid = blocks_of_lane_teams(steps.p.rows, width),
           .block = largest_block_of_lane_teams,
           .overlap = true,
@@ -1481,13 +1502,13 @@ void launch_lanes(const Steps& steps, cudaStream_t stream) {
 }
 
 // Rows of whole vectors, and the kernel that asks nothing where they fill all lanes of all blocks.
-template <bool given, int vectors, int width, Parameters when = Parameters::late, class Steps>
+template <bool given, int vectors, int width, Amount amount = Amount::many, class Steps>
 void launch_lanes(const Steps& steps, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   if (length == vectors * width && steps.p.rows % (largest_block_of_lane_teams / width) == 0) {
-    launch_lanes<Fit::full, given, vectors, width, when>(steps, stream);
+    launch_lanes<Fit::full, given, vectors, width, amount>(steps, stream);
   } else {
-    launch_lanes<Fit::vectors, given, vectors, width, when>(steps, stream);
+    launch_lanes<Fit::vectors, given, vectors, width, amount>(steps, stream);
   }
 }
 
@@ -1501,10 +1522,10 @@ void launch_elements(const Steps& steps, cudaStream_t stream) {
          steps);
 }
 
-template <Fit fit, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
+template <Fit fit, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
 void launch_block(const Steps& steps, cudaStream_t stream) {
   const int64_t row_vectors = steps.p.cols / vector_size<typename Steps::Element>;
-  launch(normalize_block_per_row < Steps, fit, given, when, vectors, threads, given ? resident : 1 >,
+  launch(normalize_block_per_row < Steps, fit, given, amount, vectors, threads, given ? resident : 1 >,
          {.grid = static_cast<unsigned>(steps.p.rows),
           .block = threads_for(row_vectors, vectors),
           .overlap = true,
@@ -1514,13 +1535,13 @@ void launch_block(const Steps& steps, cudaStream_t stream) {
 
 // True where as many blocks as the row takes can work together: one, or a cluster where the device has them.
 // `whole_blocks`: and where the row fills all their threads.
-template <Fit fit, bool whole_blocks, bool given, Parameters when, int vectors, int threads, int resident, class Steps>
+template <Fit fit, bool whole_blocks, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
 bool launch_clusters(const Steps& steps, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
   if (blocks > portable_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
   if (whole_blocks && length != blocks * vectors * threads) return false;
-  launch(normalize_cluster_per_row < Steps, fit, whole_blocks, given, when, vectors, threads, given ? resident : 1 >,
+  launch(normalize_cluster_per_row < Steps, fit, whole_blocks, given, amount, vectors, threads, given ? resident : 1 >,
          {.grid = static_cast<unsigned>(steps.p.rows * blocks),
           .block = threads_for((length + blocks - 1) / blocks, vectors),
           .cluster = static_cast<unsigned>(blocks),
@@ -1577,7 +1598,7 @@ template <bool given, class Steps>
 bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t stream) {
   constexpr Fit full = Fit::full;
   constexpr Fit some = Fit::vectors;
-  constexpr Parameters late = Parameters::late;
+  constexpr Amount many = Amount::many;
   constexpr bool wide_elements = sizeof(typename Steps::Element) == 4;
   constexpr bool wide_parameters = sizeof(typename Steps::Parameter) > sizeof(typename Steps::Element);
   if (length <= 4 * 4) return launch_lanes<given, 4, 4>(steps, stream), true;
@@ -1587,22 +1608,35 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   if (length <= 5 * 32) return launch_lanes<given, 5, 32>(steps, stream), true;
   if (!wide_elements && length <= 7 * 32) return launch_lanes<some, given, 7, 32>(steps, stream), true;
   if (wide_elements && length <= 2 * 256) {
-    if (length % (2 * lanes) == 0) return launch_block<full, given, late, 2, 256, 6>(steps, stream), true;
-    return launch_block<some, given, late, 2, 256, 6>(steps, stream), true;
+    if (length % (2 * lanes) == 0) return launch_block<full, given, many, 2, 256, 6>(steps, stream), true;
+    return launch_block<some, given, many, 2, 256, 6>(steps, stream), true;
   }
   if (length <= 4 * 512) {
-    // Of whole blocks of 16 bits three fit at once, if they ask for their vectors.
-    const bool three_fit = length == 4 * 512 && !wide_elements && !wide_parameters;
-    if (length % (4 * lanes) == 0 && !three_fit) {
-      return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
+    constexpr bool narrow = !wide_elements && !wide_parameters;
+    // Without a mean to subtract, twice the threads with half the vectors have enough registers.
+    if constexpr (narrow && Steps::about == About::zero) {
+      if (length % (2 * lanes) == 0 && length >= 2 * 256 && length <= 2 * 512) {
+        return launch_block<full, given, many, 2, 512, 4>(steps, stream), true;
+      }
     }
-    return launch_block < some, given, late, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
+    // Of whole blocks of 16 bits three fit at once, if they ask for their vectors; of smaller ones, if their registers
+    // are bounded.
+    const bool three_fit = length == 4 * 512 && narrow;
+    if constexpr (narrow && Steps::about == About::mean) {
+      if (length % (4 * lanes) == 0 && length <= 4 * 384) {
+        return launch_block<full, given, many, 4, 384, 3>(steps, stream), true;
+      }
+    }
+    if (length % (4 * lanes) == 0 && !three_fit) {
+      return launch_block<full, given, many, 4, 512, 2>(steps, stream), true;
+    }
+    return launch_block < some, given, many, 4, 512, wide_parameters ? 2 : 3 > (steps, stream), true;
   }
   if constexpr (wide_elements) {
-    if (length == 8 * 512) return launch_block<full, given, late, 8, 512, 2>(steps, stream), true;
+    if (length == 8 * 512) return launch_block<full, given, many, 8, 512, 2>(steps, stream), true;
   }
   if (length <= 8 * 512) {
-    return launch_block<some, given, late, 8, 512, 2>(steps, stream), true;
+    return launch_block<some, given, many, 8, 512, 2>(steps, stream), true;
   }
   if constexpr (given) {
     if (launch_staying_clusters < some, ClusterBarrier, wide_parameters ? 4 : 8, 256, 3, 2 > (steps, stream))
@@ -1613,16 +1647,16 @@ bool normalize_vectors_of_one(const Steps& steps, int64_t length, cudaStream_t s
   }
   // 16-bit elements are left to be asked for: else the compiler keeps them as floats, for which there is no room.
   constexpr Fit filled = wide_elements ? full : some;
-  if (length <= 8 * 1024 && launch_clusters<filled, true, given, late, 8, 1024, 1>(steps, stream)) return true;
-  if (length <= 64 * 256 && launch_clusters<filled, true, given, late, 8, 256, 4>(steps, stream)) return true;
-  if (length <= 64 * 512 && launch_clusters<filled, true, given, late, 8, 512, 2>(steps, stream)) return true;
-  if (length <= 7 * 1024) return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
-  if (length <= 56 * 256) return launch_clusters<some, false, given, late, 7, 256, 4>(steps, stream);
-  if (length <= 56 * 512) return launch_clusters<some, false, given, late, 7, 512, 2>(steps, stream);
+  if (length <= 8 * 1024 && launch_clusters<filled, true, given, many, 8, 1024, 1>(steps, stream)) return true;
+  if (length <= 64 * 256 && launch_clusters<filled, true, given, many, 8, 256, 4>(steps, stream)) return true;
+  if (length <= 64 * 512 && launch_clusters<filled, true, given, many, 8, 512, 2>(steps, stream)) return true;
+  if (length <= 7 * 1024) return launch_clusters<some, false, given, many, 7, 1024, 1>(steps, stream);
+  if (length <= 56 * 256) return launch_clusters<some, false, given, many, 7, 256, 4>(steps, stream);
+  if (length <= 56 * 512) return launch_clusters<some, false, given, many, 7, 512, 2>(steps, stream);
   if constexpr (wide_elements) {
-    if (length > 56 * 1024) return launch_clusters<some, false, given, late, 8, 1024, 1>(steps, stream);
+    if (length > 56 * 1024) return launch_clusters<some, false, given, many, 8, 1024, 1>(steps, stream);
   }
-  return launch_clusters<some, false, given, late, 7, 1024, 1>(steps, stream);
+  return launch_clusters<some, false, given, many, 7, 1024, 1>(steps, stream);
 }
 
 // Of steps that read two tensors: twice the loads to a vector.
@@ -1630,14 +1664,14 @@ template <bool given, class Steps>
 bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t stream) {
   constexpr Fit full = Fit::full;
   constexpr Fit some = Fit::vectors;
-  constexpr Parameters late = Parameters::late;
+  constexpr Amount many = Amount::many;
   if (length <= 2 * 8) return launch_lanes<given, 2, 8>(steps, stream), true;
   if (length <= 2 * 16) return launch_lanes<given, 2, 16>(steps, stream), true;
   if (length <= 2 * 32) return launch_lanes<given, 2, 32>(steps, stream), true;
-  if (length <= 4 * 256) return launch_block<some, given, late, 4, 256, 4>(steps, stream), true;
+  if (length <= 4 * 256) return launch_block<some, given, many, 4, 256, 4>(steps, stream), true;
   if (length <= 4 * 512) {
-    if (length % (4 * lanes) == 0) return launch_block<full, given, late, 4, 512, 2>(steps, stream), true;
-    return launch_block<some, given, late, 4, 512, 2>(steps, stream), true;
+    if (length % (4 * lanes) == 0) return launch_block<full, given, many, 4, 512, 2>(steps, stream), true;
+    return launch_block<some, given, many, 4, 512, 2>(steps, stream), true;
   }
   if constexpr (given) {
     if (length > 4 * 1024) {
@@ -1650,21 +1684,21 @@ bool normalize_vectors_of_two(const Steps& steps, int64_t length, cudaStream_t s
   }
   // 16-bit elements would be kept as floats where nothing is asked, and there is no room for them.
   if constexpr (sizeof(typename Steps::Element) == 4) {
-    if (length == 8 * 512) return launch_block<full, given, late, 8, 512, 2>(steps, stream), true;
+    if (length == 8 * 512) return launch_block<full, given, many, 8, 512, 2>(steps, stream), true;
     if (length > 4 * 1024) {
-      if (length <= 64 * 256 && launch_clusters<full, true, given, late, 8, 256, 4>(steps, stream)) return true;
-      if (length <= 64 * 512 && launch_clusters<full, true, given, late, 8, 512, 2>(steps, stream)) return true;
+      if (length <= 64 * 256 && launch_clusters<full, true, given, many, 8, 256, 4>(steps, stream)) return true;
+      if (length <= 64 * 512 && launch_clusters<full, true, given, many, 8, 512, 2>(steps, stream)) return true;
     }
   }
-  if (length <= 4 * 1024) return launch_block<some, given, late, 4, 1024, 1>(steps, stream), true;
-  if (length <= 32 * 512) return launch_clusters<some, false, given, late, 4, 512, 2>(steps, stream);
+  if (length <= 4 * 1024) return launch_block<some, given, many, 4, 1024, 1>(steps, stream), true;
+  if (length <= 32 * 512) return launch_clusters<some, false, given, many, 4, 512, 2>(steps, stream);
   if constexpr (sizeof(typename Steps::Element) == 4) {
     if (length > 32 * 1024) {
-      if (launch_clusters<full, true, given, late, 8, 1024, 1>(steps, stream)) return true;
-      return launch_clusters<some, false, given, late, 8, 1024, 1>(steps, stream);
+      if (launch_clusters<full, true, given, many, 8, 1024, 1>(steps, stream)) return true;
+      return launch_clusters<some, false, given, many, 8, 1024, 1>(steps, stream);
     }
   }
-  return launch_clusters<some, false, given, late, 4, 1024, 1>(steps, stream);
+  return launch_clusters<some, false, given, many, 4, 1024, 1>(steps, stream);
 }
 
 // Few rows are all under way at the same time, and none hides behind another's work: each thread has few vectors, and
@@ -1676,36 +1710,52 @@ inline constexpr int64_t few_vectors = 4096;
 inline constexpr int64_t fewest_by_warps = 1024;
 inline constexpr int64_t most_by_warps = 2048;
 
+// And so few that the blocks of two kernels find places beside each other, where a row's thread has two of them. Of
+// more, the next kernel's take what this one's need.
+inline constexpr int64_t fewest_vectors = 512;
+
+template <bool given, Amount amount, int threads, class Steps>
+void launch_few(const Steps& steps, int64_t length, cudaStream_t stream) {
+  if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, amount, 2, threads, 1>(steps, stream);
+  launch_block<Fit::vectors, given, amount, 2, threads, 1>(steps, stream);
+}
+
 template <bool given, int threads, class Steps>
-void launch_few(const Steps& steps, cudaStream_t stream) {
-  constexpr Parameters early = Parameters::early;
-  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
-  if (length % (2 * lanes) == 0) return launch_block<Fit::full, given, early, 2, threads, 1>(steps, stream);
-  launch_block<Fit::vectors, given, early, 2, threads, 1>(steps, stream);
+void launch_few(const Steps& steps, int64_t length, cudaStream_t stream) {
+  if (steps.p.rows * length <= fewest_vectors * device_attribute(cudaDevAttrMultiProcessorCount)) {
+    return launch_few<given, Amount::fewest_blocks, threads>(steps, length, stream);
+  }
+  launch_few<given, Amount::few_blocks, threads>(steps, length, stream);
 }
 
 template <bool given, class Steps>
 bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
-  constexpr Parameters early = Parameters::early;
+  constexpr Amount few = Amount::few;
   constexpr int reads = Steps::reads;
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   if (length <= 2 * 1) return launch_lanes<given, 2, 1>(steps, stream), true;
   if (length <= 2 * 2) return launch_lanes<given, 2, 2>(steps, stream), true;
   if (length <= 2 * 4) return launch_lanes<given, 2, 4>(steps, stream), true;
-  const int64_t read_by_each = reads * steps.p.rows * length / device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t read_by_each = reads * steps.p.rows * length / multiprocessors;
   if (length > 64 && length <= 128) {
     if (read_by_each < (reads == 1 ? fewest_by_warps : few_vectors)) {
-      return launch_few<given, 128>(steps, stream), true;
+      return launch_few<given, 128>(steps, length, stream), true;
     }
     if constexpr (reads == 1) {
-      if (read_by_each < most_by_warps) return launch_lanes<given, 4, 32, early>(steps, stream), true;
+      if (read_by_each < most_by_warps) return launch_lanes<given, 4, 32, few>(steps, stream), true;
     }
   } else if (length > 128 && length <= 2 * 512 && read_by_each < few_vectors) {
-    if (length <= 2 * 128) return launch_few<given, 128>(steps, stream), true;
-    return launch_few<given, 512>(steps, stream), true;
+    if (length <= 2 * 128) return launch_few<given, 128>(steps, length, stream), true;
+    return launch_few<given, 512>(steps, length, stream), true;
   }
-  if (length > 2 * 512 && steps.p.rows * length <= 2048 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}) {
-    if (launch_clusters<Fit::vectors, false, given, early, 2, 512, 1>(steps, stream)) return true;
+  if (length > 2 * 512 && steps.p.rows * length <= 2048 * multiprocessors) {
+    if (launch_clusters<Fit::vectors, false, given, few, 2, 512, 1>(steps, stream)) return true;
+    // Of blocks with four vectors to a thread, a multiprocessor has room for one.
+    if (steps.p.rows * length <= 1024 * multiprocessors &&
+        launch_clusters<Fit::vectors, false, given, few, 4, 512, 1>(steps, stream)) {
+      return true;
+    }
   }
   if constexpr (Steps::reads == 1) {
     return normalize_vectors_of_one<given>(steps, length, stream);
@@ -1718,7 +1768,7 @@ bool normalize_vectors(const Steps& steps, cudaStream_t stream) {
 template <bool given, class Steps>
 bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
   constexpr Fit any = Fit::any;
-  constexpr Parameters late = Parameters::late;
+  constexpr Amount many = Amount::many;
   constexpr bool wide_elements = sizeof(typename Steps::Element) == 4;
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   if (length <= 4 * 32) return launch_lanes<any, given, 4, 32>(steps, stream), true;
@@ -1726,27 +1776,27 @@ bool normalize_straddling(const Steps& steps, cudaStream_t stream) {
     if (length <= 5 * 32) return launch_lanes<any, given, 5, 32>(steps, stream), true;
     if (length <= (wide_elements ? 7 : 8) * 32) return launch_lanes<any, given, 8, 32>(steps, stream), true;
     if constexpr (wide_elements) {
-      if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
-      if (length <= 7 * 512) return launch_block<any, given, late, 7, 512, 2>(steps, stream), true;
+      if (length <= 4 * 512) return launch_block<any, given, many, 4, 512, 2>(steps, stream), true;
+      if (length <= 7 * 512) return launch_block<any, given, many, 7, 512, 2>(steps, stream), true;
     } else {
-      if (length <= 8 * 512) return launch_block<any, given, late, 8, 512, 2>(steps, stream), true;
+      if (length <= 8 * 512) return launch_block<any, given, many, 8, 512, 2>(steps, stream), true;
     }
     if constexpr (given) {
       constexpr bool wide_parameters = sizeof(typename Steps::Parameter) > sizeof(typename Steps::Element);
       if (launch_staying_clusters < any, ClusterMail, wide_parameters ? 4 : 7, 512, 3, 1 > (steps, stream)) return true;
       if (launch_staying_clusters < any, ClusterMail, wide_parameters ? 4 : 8, 256, 3, 2 > (steps, stream)) return true;
     }
-    if (length <= 56 * 256) return launch_clusters<any, false, given, late, 7, 256, 4>(steps, stream);
-    return launch_clusters<any, false, given, late, 7, 512, 2>(steps, stream);
+    if (length <= 56 * 256) return launch_clusters<any, false, given, many, 7, 256, 4>(steps, stream);
+    return launch_clusters<any, false, given, many, 7, 512, 2>(steps, stream);
   } else {
-    if (length <= 4 * 512) return launch_block<any, given, late, 4, 512, 2>(steps, stream), true;
-    if (length <= 4 * 1024) return launch_block<any, given, late, 4, 1024, 1>(steps, stream), true;
+    if (length <= 4 * 512) return launch_block<any, given, many, 4, 512, 2>(steps, stream), true;
+    if (length <= 4 * 1024) return launch_block<any, given, many, 4, 1024, 1>(steps, stream), true;
     if constexpr (given) {
       if (launch_staying_clusters<any, ClusterMail, 4, 512, 3, 1>(steps, stream)) return true;
       if (launch_staying_clusters<any, ClusterMail, 4, 256, 3, 2>(steps, stream)) return true;
     }
-    if (length <= 64 * 256) return launch_clusters<any, false, given, late, 8, 256, 3>(steps, stream);
-    return launch_clusters<any, false, given, late, 8, 512, 1>(steps, stream);
+    if (length <= 64 * 256) return launch_clusters<any, false, given, many, 8, 256, 3>(steps, stream);
+    return launch_clusters<any, false, given, many, 8, 512, 1>(steps, stream);
   }
 }
 

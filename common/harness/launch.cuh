@@ -73,6 +73,13 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
+// The same of a grid that has no more blocks than that: nothing is asked.
+__device__ inline void let_next_kernel_start_at_once() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 inline constexpr size_t most_static_shared = 2 * 1024;  // bytes that a kernel may have besides, where it asks for many
 
 // True where a block can have so much dynamic shared memory.
