@@ -1551,42 +1551,35 @@ __global__ void __launch_bounds__(threads_of_packed, blocks_that_fit(threads_of_
 // of all rows to a block. Nobody waits for anybody, and there are no partial rows.
 inline constexpr int threads_side_by_side = 256;
 
-// A block's tile of columns is so many vectors wide: one sector of each row, or two. Narrow tiles are more blocks with
-// fewer rows to a thread. Few rows would leave most threads without one: there a warp has a row of the tile.
-enum class Tile { narrow = 2, wide = 4, warp = lanes };
-
-template <Tile tile, class T>
-inline constexpr int tile_columns = static_cast<int>(tile) * vector_size<T>;
+// A block's tile of columns is `tile` vectors wide, and so many neighbouring lanes have a row of it. Narrow tiles are
+// more blocks with fewer rows to a thread.
+template <int tile, class T>
+inline constexpr int tile_columns = (tile * vector_size<T>);
 
 // The rows of a thread whose loads are on their way together.
-template <Tile tile>
-inline constexpr int tile_batch = tile == Tile::wide ? 8 : 4;
+template <int tile>
+inline constexpr int tile_batch = tile == 4 ? 8 : 4;
 
-// The most rows of which a thread has all on their way together.
-template <Tile tile>
-inline constexpr int rows_of_batch = threads_side_by_side / static_cast<int>(tile) * tile_batch<tile>;
-
-// The sums of the columns of tile `number`: `tile_lanes` neighbouring lanes have a row, and a thread every 128th, 64th
-// or 8th row.
-template <Tile tile, class Pass>
+// The sums of the columns of tile `number`. A thread has every 128th row of a tile of 2 vectors, or every 8th of one
+// of 32.
+template <int tile, class Pass>
 __device__ inline void sum_tile(const Pass& pass, int number) {
   using T = typename Pass::T;
   using G = typename Pass::G;
-  constexpr int tile_lanes = static_cast<int>(tile);
   constexpr int columns = tile_columns<tile, T>;
-  constexpr int groups = threads_side_by_side / tile_lanes;
+  constexpr int groups = threads_side_by_side / tile;
   constexpr int warps = threads_side_by_side / lanes;
   constexpr int batch = tile_batch<tile>;
   __shared__ float of_warps[warps][2][columns];
   const auto& p = pass.p;
   const int thread = static_cast<int>(threadIdx.x);
-  const int column = thread % tile_lanes * vector_size<T>;  // in the tile
+  const int column = thread % tile * vector_size<T>;  // in the tile
   const int64_t first_column = int64_t{number} * columns;
   const bool has = first_column + column < p.cols;
   float dgamma[vector_size<T>] = {};
   float dbeta[vector_size<T>] = {};
 
-  for (int64_t first = thread / tile_lanes; first < p.rows && has; first += batch * groups) {
+  for (int64_t first = thread / tile; first < p.rows && has; first += batch * groups) {
     uint4 x[batch], dy[batch];
     RowStatistics s[batch];
 #pragma unroll
@@ -1610,13 +1603,14 @@ __device__ inline void sum_tile(const Pass& pass, int number) {
     }
   }
 
+  let_next_kernel_start_at_once();  // here, as in stage 05: before, it would hold up what is on its way
 #pragma unroll
   for (int k = 0; k < vector_size<T>; ++k) {
-    for (int distance = tile_lanes; distance < lanes; distance *= 2) {
+    for (int distance = tile; distance < lanes; distance *= 2) {
       dgamma[k] += __shfl_xor_sync(all_lanes, dgamma[k], distance);
       if constexpr (Pass::centered) dbeta[k] += __shfl_xor_sync(all_lanes, dbeta[k], distance);
     }
-    if (thread % lanes < tile_lanes) {
+    if (thread % lanes < tile) {
       of_warps[thread / lanes][0][column + k] = dgamma[k];
       of_warps[thread / lanes][1][column + k] = dbeta[k];
     }
@@ -1679,6 +1673,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
       sums.wdy_xhat = fmaf(wdy, xhat_of(xs.at[k], s), sums.wdy_xhat);
     }
   }
+  let_next_kernel_start_at_once();
   team.put(sums);
   constexpr bool dh_comes_early = Pass::adds_dh && units <= 4;  // where there are registers for it
   uint4 dh[units];
@@ -1708,7 +1703,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
 }
 
 // The first `tiles` blocks have tiles of columns, the others rows: one to a block, or one to a warp.
-template <class Pass, int units, bool warp_per_row, Tile tile>
+template <class Pass, int units, bool warp_per_row, int tile>
 __global__ void __launch_bounds__(threads_side_by_side, 2) backward_side_by_side(Pass pass, int tiles) {
   constexpr int warps = threads_side_by_side / lanes;
   wait_for_previous_kernel();
@@ -1736,7 +1731,7 @@ __global__ void __launch_bounds__(threads_side_by_side, 2)
   __shared__ uint64_t arrivals[2];
   wait_for_previous_kernel();
   const int block = static_cast<int>(blockIdx.x);
-  if (block >= blocks_of_rows) return sum_tile<Tile::warp>(pass, block - blocks_of_rows);
+  if (block >= blocks_of_rows) return sum_tile<lanes>(pass, block - blocks_of_rows);
   const Cluster cluster = this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks());
   const int row = block / blocks;
@@ -1954,7 +1949,7 @@ bool launch_packed(const Pass& pass, cudaStream_t stream) {
 }
 
 // `rows` to a block that finds dx.
-template <int units, bool warp_per_row, Tile tile, class Pass>
+template <int units, bool warp_per_row, int tile, class Pass>
 bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
   const int64_t rows_of_block = warp_per_row ? threads_side_by_side / lanes : 1;
   constexpr int64_t columns = tile_columns<tile, typename Pass::T>;
@@ -1972,7 +1967,7 @@ template <int units, class Pass>
 bool launch_clusters_side_by_side(const Pass& pass, unsigned size, cudaStream_t stream) {
   const auto kernel = backward_clusters_side_by_side<Pass, units>;
   if (clusters_at_once(kernel, size, threads_side_by_side, 0) == 0) return false;
-  constexpr int64_t columns = tile_columns<Tile::warp, typename Pass::T>;
+  constexpr int64_t columns = tile_columns<lanes, typename Pass::T>;
   const int64_t tiles = pass.p.dgamma || pass.p.dbeta ? (pass.p.cols + columns - 1) / columns : 0;
   const int64_t blocks_of_rows = pass.p.dx ? pass.p.rows * size : 0;
   launch(kernel,
@@ -2047,6 +2042,32 @@ bool launch_few_long_rows(const Pass& pass, int64_t length, cudaStream_t stream)
   return false;
 }
 
+// A block to a row, `units` vectors to a thread. As measured, there are at most 128 tiles, and 64 where rows are few:
+// more blocks would not fit beside those of the rows.
+template <int units, class Pass>
+bool launch_rows_and_tiles(const Pass& pass, cudaStream_t stream) {
+  if (pass.p.rows <= 64) return launch_side_by_side<units, false, 4 * units>(pass, stream);
+  return launch_side_by_side<units, false, 2 * units>(pass, stream);
+}
+
+template <class Pass>
+bool launch_small(const Pass& pass, int64_t length, cudaStream_t stream) {
+  constexpr int64_t threads = threads_side_by_side;
+  // Many short rows: a warp to each.
+  if (length <= 2 * lanes || (length <= 4 * lanes && pass.p.rows > 128)) {
+    return launch_side_by_side<4, true, 2>(pass, stream);
+  }
+  if constexpr (most_units_side_by_side<Pass> == 8) {
+    if (length <= 8 * lanes && pass.p.rows > 512) return launch_side_by_side<8, true, 2>(pass, stream);
+    if (length <= 8 * lanes && pass.p.rows > 256) return launch_side_by_side<8, true, 4>(pass, stream);
+  }
+  if (length <= 2 * threads) return launch_rows_and_tiles<2>(pass, stream);
+  if constexpr (most_units_side_by_side<Pass> == 8) {
+    if (length > 4 * threads) return launch_rows_and_tiles<8>(pass, stream);
+  }
+  return launch_rows_and_tiles<4>(pass, stream);
+}
+
 // Which shape takes which length was found by measuring on an H200; but what is small by counting.
 template <class Pass>
 bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
@@ -2054,18 +2075,11 @@ bool rows_of_vectors(const Pass& pass, cudaStream_t stream) {
   constexpr bool wide_elements = sizeof(typename Pass::T) == 4;
   constexpr int deep = stages_in_room<Pass>;
   const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
+  // Up to 8 rows of more than four vectors to a thread are faster by clusters.
+  const bool small = is_small(pass);
+  if (small && (length <= 4 * threads_side_by_side || pass.p.rows > 8)) return launch_small(pass, length, stream);
   if (launch_few_long_rows(pass, length, stream)) return true;
-  if (is_small(pass)) {
-    if (length <= 4 * lanes) return launch_side_by_side<4, true, Tile::narrow>(pass, stream);
-    if constexpr (most_units_side_by_side<Pass> == 8) {
-      if (length <= 8 * lanes && pass.p.rows > rows_of_batch<Tile::wide>) {
-        return launch_side_by_side<8, true, Tile::narrow>(pass, stream);
-      }
-      if (length <= 8 * lanes) return launch_side_by_side<8, true, Tile::wide>(pass, stream);
-      if (length > 4 * threads_side_by_side) return launch_side_by_side<8, false, Tile::wide>(pass, stream);
-    }
-    return launch_side_by_side<4, false, Tile::wide>(pass, stream);
-  }
+  if (small) return launch_small(pass, length, stream);
   if (length <= 2 * 4) return launch_lanes<whole, 2, 4, 4, 256, 2>(pass, stream);
   if (length <= 2 * 8) return launch_lanes<whole, 2, 4, 8, 256, 2>(pass, stream);
   if (length <= 2 * 16) return launch_lanes<whole, 2, 4, 16, 256, 2>(pass, stream);

@@ -123,7 +123,7 @@ class Comparison(unittest.TestCase):
         self.assertEqual(self.cell("n::layernorm_cached<float>", "global_store_sectors", 1000, 4000), "**1 000, 4 000** (a)")
 
     def test_a_reason_that_the_hardware_shows(self) -> None:
-        kernel, counter = "n::backward_side_by_side<n::Pass<float, float, false, false>, 4, false, (n::Tile)4>", "shared_load_wavefronts"
+        kernel, counter = "n::backward_side_by_side<n::Pass<float, float, false, false>, 4, false, 4>", "shared_load_wavefronts"
         self.assertEqual(self.cell(kernel, counter, 1000, 1150, (20, 170)), "**1 000, 1 150** (e)")
         self.assertEqual(self.cell(kernel, counter, 1000, 1150, (20, 169)), "**1 000, 1 150** (not explained)")
         self.assertEqual(self.cell(kernel, counter, 1000, 1030), "**1 000, 1 030** (b)")
