@@ -1601,24 +1601,21 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
                                                                         : Neighbors::any;
   flat.leaves = leaves_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
 
-  // As measured. The more elements a vector has, the more there is to know of its channels, and the more vectors should
-  // share it. Many vectors far apart do best where the threads that the GPU has room for hold the tensor at once, and
-  // near each other where it is a few times larger; few vectors far apart, where it is larger still.
-  constexpr int many = 8 / Steps::inputs;
-  constexpr int few = 2 / Steps::inputs;
+  // As measured. The more vectors a thread has, the more share what it finds out of its channels; and the more of them
+  // wait for each other. Far apart, a thread's vectors do best where the threads that the GPU has room for hold the
+  // tensor at once; near each other, where it is larger.
   constexpr int64_t near = 4 * threads_of_apply;
   const int64_t room = int64_t{device_attribute(cudaDevAttrMultiProcessorCount)} *
                        device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
-  const int64_t held = flat.vectors * Steps::inputs;
-  // Where most of the GPU has nothing to do, the time is that of what one thread does after the other. What this alone
-  // brings was not measured.
-  const bool is_small = held <= room / 4;
-  if (!is_small && (size == 1 || held <= 8 * room)) {
-    launch_apply<size, many>(steps, flat, 0, stream);
-  } else if (!is_small && (size > 4 || held <= 32 * room)) {
-    launch_apply<size, many>(steps, flat, near, stream);
+  if (flat.vectors <= room / 16) return launch_apply<size, 1>(steps, flat, 0, stream);
+  if (flat.vectors <= room / 4) return launch_apply<size, 2>(steps, flat, 0, stream);
+  if constexpr (size == 1) {
+    launch_apply<size, 8>(steps, flat, 0, stream);
+  } else if constexpr (size == 4) {
+    if (flat.vectors <= 8 * room) return launch_apply<size, 8>(steps, flat, 0, stream);
+    launch_apply<size, 2>(steps, flat, near, stream);
   } else {
-    launch_apply<size, few>(steps, flat, 0, stream);
+    launch_apply<size, 4>(steps, flat, flat.vectors <= 4 * room ? 0 : near, stream);
   }
 }
 
