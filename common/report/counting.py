@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Reason:
     text: str
     most: float | None = None  # the relative difference that it explains; None: any
     more: bool = False  # it explains only that the hardware counts more
-    as_conflicts: bool = False  # and no more than the hardware counts bank conflicts beside those that we count
+    elsewhere: bool = False  # and only where another launch of that kernel has the figure that is counted
 
     def explains(self, comparison: Comparison, counter: str, counted: float, measured: float) -> bool:
         if not re.search(self.kernel, comparison.counted.kernel) or not re.search(self.counter, counter):
@@ -61,7 +61,7 @@ class Reason:
             return False
         if self.more and measured <= counted:
             return False
-        return not self.as_conflicts or measured - counted <= comparison.other_conflicts()
+        return not self.elsewhere or counter in comparison.agrees_elsewhere
 
 
 REASONS = [
@@ -75,10 +75,9 @@ REASONS = [
            "RMSNorm uses one float of the four that a warp's moments have. nvcc reads that one, in half the wavefronts; the CPU's compiler reads all"),
     Reason("d", r"dx_and_atomics<(__half|__nv_bfloat16)", r"global_load_(requests|sectors)",
            "The source reads an element of dy twice in a row. nvcc reads it once, the CPU's compiler only where it has 32 bits"),
-    Reason("e", r"backward_side_by_side<.*Pass<float, float, \w+, \w+>, 4, false,", r"shared_load_wavefronts",
-           "As b, where it is more than 8 %. nvcc's code has the loads that are counted, and their words are in different banks. "
-           "All blocks do the same, but the difference is no multiple of their number. The GPU's own count of bank conflicts, where "
-           "the addresses have none, is higher by more than that", more=True, as_conflicts=True),
+    Reason("e", r"", r"shared_load_wavefronts",
+           "As b, where it is more than 8 %. The same kernel, launched by another variant for the same shape, has the figure that is counted",
+           more=True, elsewhere=True),
 ]
 
 
@@ -177,11 +176,7 @@ def drift(committed: dict[str, Any], now: dict[str, Any]) -> list[str]:
 class Comparison:
     counted: Launch
     measured: Launch
-
-    def other_conflicts(self) -> float:
-        """Bank conflicts that the hardware counts and the addresses do not have."""
-        ours = sum(self.counted.values.get(f"shared_{operation}_conflicts", 0.0) for operation in ("load", "store"))
-        return self.measured.values.get("shared_bank_conflicts", 0.0) - ours
+    agrees_elsewhere: frozenset[str] = frozenset()  # counters that agree in another launch of this kernel, of the same shape
 
     def pairs(self) -> Iterator[tuple[str, float, float]]:
         for counter, (_, parts) in COMPARED.items():
@@ -202,7 +197,20 @@ def comparisons(place: Place) -> list[Comparison]:
             found.append(Comparison(counted, beside.pop(0)))
         elif beside and not (beside[0].stale or counted.stale):
             raise ReportError(f"{counted.name}: {beside[0].blocks} blocks of {beside[0].kernel} were measured, {counted.blocks} of {counted.kernel} were counted")
-    return found
+    return with_other_launches(found)
+
+
+def with_other_launches(found: list[Comparison]) -> list[Comparison]:
+    """Each with the counters that agree where another variant launches the same kernel."""
+    def key(c: Comparison) -> tuple[str, str, str, str]:
+        return c.counted.stage, c.counted.kernel, c.counted.shape, c.counted.dtype
+
+    agreeing: dict[tuple[str, str, str, str], list[tuple[Comparison, str]]] = {}
+    for comparison in found:
+        for counter, counted, measured in comparison.pairs():
+            if difference(counted, measured) <= CLOSE:
+                agreeing.setdefault(key(comparison), []).append((comparison, counter))
+    return [replace(c, agrees_elsewhere=frozenset(counter for other, counter in agreeing.get(key(c), []) if other is not c)) for c in found]
 
 
 def reason_for(comparison: Comparison, counter: str, counted: float, measured: float) -> Reason | None:
