@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "common/harness/device.h"
+#include "common/harness/launches.h"
 
 #ifdef WORKLOG_BACKEND_CPU
 #include <simt/simt.h>
@@ -13,19 +14,6 @@
 
 namespace worklog {
 namespace {
-
-// Keeps the launches that are made while it lives. One at a time.
-class LaunchRecorder {
- public:
-  explicit LaunchRecorder(std::vector<KernelLaunch>& launches) {
-    recorded = &launches;
-    launch_observer = [](const void* kernel, const LaunchShape& shape) { recorded->push_back({kernel, shape}); };
-  }
-  ~LaunchRecorder() { launch_observer = nullptr; }
-
- private:
-  static inline std::vector<KernelLaunch>* recorded = nullptr;
-};
 
 // What is recorded for this input and type: the smallest shape, and whether the problem is at least of that size.
 struct Recorded {

@@ -112,13 +112,11 @@ struct ClusterMail : ClusterBarrier {
 
 // Clusters of `size` blocks of `kernel` that the whole device holds at the same time: none where it has no such
 // clusters. Afterwards they may be launched. Throws CudaError.
-template <class... Parameters>
-int clusters_at_once(void (*kernel)(Parameters...), unsigned size, int threads, size_t shared_bytes) {
+inline int clusters_at_once(const void* kernel, unsigned size, int threads, size_t shared_bytes) {
   if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
-  const void* const address = reinterpret_cast<const void*>(kernel);
-  allow_shared_bytes(address, shared_bytes);
+  allow_shared_bytes(kernel, shared_bytes);
   if (size > portable_cluster) {
-    check_cuda(cudaFuncSetAttribute(address, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "asking for a cluster of 16 blocks");
   }
   cudaLaunchAttribute attribute = {};
@@ -133,13 +131,17 @@ int clusters_at_once(void (*kernel)(Parameters...), unsigned size, int threads, 
   config.attrs = &attribute;
   config.numAttrs = 1;
   int at_once = 0;
-  const cudaError_t answer = cudaOccupancyMaxActiveClusters(&at_once, address, &config);
+  const cudaError_t answer = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
   if (answer == cudaErrorInvalidClusterSize) {  // larger than this device's largest
     cudaGetLastError();                         // clear the error, so that the next call does not report it
     return 0;
   }
   check_cuda(answer, "asking how many clusters fit");
   return at_once;
+}
+template <class... Parameters>
+int clusters_at_once(void (*kernel)(Parameters...), unsigned size, int threads, size_t shared_bytes) {
+  return clusters_at_once(reinterpret_cast<const void*>(kernel), size, threads, shared_bytes);
 }
 
 }  // namespace worklog

@@ -196,6 +196,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--trace", request.trace, "write the steps of one block to this file, as JSON (CPU layer only)"),
        run);
   what(app.add_option("--row", request.row, "with --trace: the block is one that works on this row"), run);
+  what(app.add_option("--launches", request.launches,
+                      "tell what each case named in this file would launch (variant/operation/type/shape), and exit"),
+       run);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
   app.footer(
       "Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"

@@ -53,6 +53,7 @@ struct Request {
   bool lines = false;        // and show it line by line
   std::string trace;         // path, or empty: where the steps of one block go
   int64_t row = 0;           // the block that is traced works on this row
+  std::string launches;      // path, or empty: of a file that names cases, of which the launches are to be told
   std::string json;          // path, or empty
   std::string save_tensors;  // folder, or empty
   std::vector<std::string> benchmark_flags;

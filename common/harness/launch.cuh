@@ -51,7 +51,8 @@ struct LaunchShape {
 };
 
 // Where set, called before each launch: how the harness learns which kernels a variant launches, and in which shape.
-inline void (*launch_observer)(const void* kernel, const LaunchShape& shape) = nullptr;
+// The launch is made only if it returns true.
+inline bool (*launch_observer)(const void* kernel, const LaunchShape& shape) = nullptr;
 
 // Programmatic dependent launch, where the device has it (compute capability 9.0 and newer): a kernel that is launched
 // with shape.overlap takes its places on the multiprocessors while the kernel before it in the stream still runs, and
@@ -115,7 +116,7 @@ int64_t blocks_at_once(void (*kernel)(Parameters...), int threads, size_t shared
 // Throws CudaError when the launch is refused.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... args) {
-  if (launch_observer) launch_observer(reinterpret_cast<const void*>(kernel), shape);
+  if (launch_observer && !launch_observer(reinterpret_cast<const void*>(kernel), shape)) return;
   allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;

@@ -64,35 +64,6 @@ void check_absent(const ProblemOptions& options) {
   }
 }
 
-void check(const ProblemOptions& options) {
-  check_range("rows", options.rows, 0, max_rows);
-  check_range("cols", options.cols, 1, max_cols);
-  check_range("pixels", options.pixels, 1, max_rows);
-  check_range("row_padding", options.row_padding, 0, max_cols);
-  if (!std::isfinite(options.eps) || options.eps < 0) {
-    throw std::invalid_argument(fmt::format("eps must be a finite number, 0 or more; it is {}", options.eps));
-  }
-  if (!(options.momentum >= 0 && options.momentum <= 1)) {
-    throw std::invalid_argument(fmt::format("momentum must be from 0 to 1; it is {}", options.momentum));
-  }
-  check_absent(options);
-  if (!is_batchnorm(options.operation)) {
-    if (options.pixels != 1) {
-      throw std::invalid_argument(
-          fmt::format("pixels must be 1 for {}; it is {}", name_of(options.operation), options.pixels));
-    }
-    return;
-  }
-  if (options.row_padding != 0) {
-    throw std::invalid_argument(
-        fmt::format("row_padding must be 0 for {}; it is {}", name_of(options.operation), options.row_padding));
-  }
-  if (options.operation == Operation::batchnorm_train && options.rows * options.pixels == 1) {
-    throw std::invalid_argument(
-        "rows must be 0 or at least 2 for batchnorm_train with one pixel: one value per channel has no variance");
-  }
-}
-
 // The number after `key` in a file of "key number ..." lines; 0 where there is none.
 int64_t number_after(const char* path, std::string_view key) {
   std::ifstream file(path);
@@ -128,12 +99,6 @@ HostTensor shape_tensor(const ProblemOptions& options, const TensorSpec& spec) {
   tensor.stride = tensor.cols + (spec.extent == Extent::matrix ? options.row_padding : 0);
   tensor.present = std::find(options.absent.begin(), options.absent.end(), spec.name) == options.absent.end();
   return tensor;
-}
-
-std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
-  std::vector<HostTensor> tensors;
-  for (const TensorSpec& spec : tensors_of(options.operation)) tensors.push_back(shape_tensor(options, spec));
-  return tensors;
 }
 
 // Refuses what this machine cannot hold.
@@ -310,6 +275,12 @@ int64_t HostTensor::count() const {
   return rows == 0 ? 0 : (rows - 1) * stride + cols;
 }
 
+std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
+  std::vector<HostTensor> tensors;
+  for (const TensorSpec& spec : tensors_of(options.operation)) tensors.push_back(shape_tensor(options, spec));
+  return tensors;
+}
+
 uint32_t poison_pattern(Dtype dtype) {
   switch (dtype) {
     case Dtype::fp16:
@@ -345,13 +316,42 @@ double available_memory() {
   return available;
 }
 
+void check_arguments(const ProblemOptions& options) {
+  check_range("rows", options.rows, 0, max_rows);
+  check_range("cols", options.cols, 1, max_cols);
+  check_range("pixels", options.pixels, 1, max_rows);
+  check_range("row_padding", options.row_padding, 0, max_cols);
+  if (!std::isfinite(options.eps) || options.eps < 0) {
+    throw std::invalid_argument(fmt::format("eps must be a finite number, 0 or more; it is {}", options.eps));
+  }
+  if (!(options.momentum >= 0 && options.momentum <= 1)) {
+    throw std::invalid_argument(fmt::format("momentum must be from 0 to 1; it is {}", options.momentum));
+  }
+  check_absent(options);
+  if (!is_batchnorm(options.operation)) {
+    if (options.pixels != 1) {
+      throw std::invalid_argument(
+          fmt::format("pixels must be 1 for {}; it is {}", name_of(options.operation), options.pixels));
+    }
+    return;
+  }
+  if (options.row_padding != 0) {
+    throw std::invalid_argument(
+        fmt::format("row_padding must be 0 for {}; it is {}", name_of(options.operation), options.row_padding));
+  }
+  if (options.operation == Operation::batchnorm_train && options.rows * options.pixels == 1) {
+    throw std::invalid_argument(
+        "rows must be 0 or at least 2 for batchnorm_train with one pixel: one value per channel has no variance");
+  }
+}
+
 void check_options(const ProblemOptions& options) {
-  check(options);
+  check_arguments(options);
   check_memory(options);
 }
 
 Problem::Problem(const ProblemOptions& options) : options_(options) {
-  check(options);
+  check_arguments(options);
   tensors_ = shape_tensors(options);
   check_memory(options);
   try {

@@ -92,6 +92,9 @@ struct HostTensor {
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };
 
+// The tensors of an operation as they are stored, in tensors_of order, without their values.
+std::vector<HostTensor> shape_tensors(const ProblemOptions& options);
+
 // What fills padding, guards and unwritten outputs: a signaling NaN, which no arithmetic yields (it would be quieted).
 uint32_t poison_pattern(Dtype dtype);  // in the low bits for 16-bit types
 
@@ -148,6 +151,9 @@ struct Comparison {
 // those that this machine can still hand out, infinity where that is not known.
 double memory_needed(const ProblemOptions& options);
 double available_memory();
+
+// Throws std::invalid_argument where an argument is out of its range.
+void check_arguments(const ProblemOptions& options);
 
 // Throws what the constructor of Problem would throw, without making anything.
 void check_options(const ProblemOptions& options);

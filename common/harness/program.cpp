@@ -11,6 +11,7 @@
 
 #include "common/harness/device.h"
 #include "common/harness/flags.h"
+#include "common/harness/launches.h"
 #include "common/harness/session.h"
 #ifdef WORKLOG_BACKEND_CPU
 #include "common/harness/counting.h"
@@ -114,6 +115,10 @@ int run_request(const Program& program, int argc, char** argv) {
   if (request.list) {
     print_list(program);
     return 0;
+  }
+  if (!request.launches.empty()) {
+    current_device();  // throws where there is none
+    return tell_launches(program, request.launches);
   }
 #ifdef WORKLOG_BACKEND_CPU
   if (request.count || !request.trace.empty()) become_counting_program(argv);

@@ -7,4 +7,8 @@ namespace worklog {
   return {.commit = "unknown", .dirty = true, .source_hash = "unknown", .flags = "unknown", .compiler = "unknown"};
 }
 
+[[gnu::weak]] std::string_view code_of(std::string_view, int) {
+  return {};
+}
+
 }  // namespace worklog

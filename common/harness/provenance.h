@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace worklog {
 
@@ -14,5 +15,9 @@ struct Provenance {
 };
 
 Provenance provenance();
+
+// The hash of a kernel's machine code (common/report/machine_code.py), of the kernel with this symbol as it was
+// compiled for this architecture (90: sm_90). Empty where the build has noted none, as on the CPU layer.
+std::string_view code_of(std::string_view symbol, int architecture);
 
 }  // namespace worklog

@@ -7,10 +7,7 @@
 #include <memory>
 
 namespace worklog {
-namespace {
-
-// "worklog::naive::layernorm_thread_per_row" for the symbol of that kernel: no return type, no parameters.
-std::string readable(const char* symbol) {
+std::string readable_name(const char* symbol) {
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> demangled(abi::__cxa_demangle(symbol, nullptr, nullptr, &status),
                                                               &std::free);
@@ -27,8 +24,6 @@ std::string readable(const char* symbol) {
   return name;
 }
 
-}  // namespace
-
 KernelResources resources_of(const KernelLaunch& launch) {
   const char* symbol = nullptr;
   check_cuda(cudaFuncGetName(&symbol, launch.kernel), "asking for a kernel's name");
@@ -36,7 +31,7 @@ KernelResources resources_of(const KernelLaunch& launch) {
   check_cuda(cudaFuncGetAttributes(&attributes, launch.kernel), "asking for a kernel's attributes");
 
   KernelResources resources;
-  resources.kernel = readable(symbol);
+  resources.kernel = readable_name(symbol);
   resources.blocks = launch.blocks();
   resources.threads = launch.threads();
   resources.cluster = static_cast<int>(launch.shape.cluster);

@@ -29,6 +29,9 @@ struct KernelResources {
   double occupancy = 0;  // the part of a multiprocessor's threads that these blocks fill
 };
 
+// "worklog::naive::layernorm_thread_per_row" for the symbol of that kernel: no return type, no parameters.
+std::string readable_name(const char* symbol);
+
 // Asks the current device. Throws CudaError.
 KernelResources resources_of(const KernelLaunch& launch);
 

@@ -803,7 +803,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     document = repository.comparison(gpu)
     if document is None:
         return None
-    runs = rivals.Runs(document, repository.root)
+    runs = rivals.Runs(document, repository)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
     drawn: set[rivals.Cell] = set()
     for entry in document["benchmarks"]:
@@ -856,7 +856,7 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
     if not found:
         return None
-    runs = rivals.Runs(document, repository.root)
+    runs = rivals.Runs(document, repository)
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
     dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
     widths = sorted({cols for _, _, cols in found})
@@ -911,7 +911,8 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
     context = document["context"]
     # A file without hashes does not say which kernels it was.
-    old = "source_hashes" not in context or bool(rivals.stale_operations(context, repository.root))
+    hashes, codes = context.get("source_hashes", {}), context.get("codes", {})
+    old = not hashes or any(repository.is_stale({"stage": stage, "source_hash": hashes[stage], "code": codes.get(stage)}, gpu) for stage in hashes)
     runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
     curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):

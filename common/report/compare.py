@@ -40,9 +40,10 @@ from pathlib import Path
 from typing import Any
 
 import source_hash
-from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, cell_of, grid
+from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of, grid
+from machine_code import kernels_in
 from programs import shown, write_json
-from results import ELEMENT_BYTES, ROOT, ReportError
+from results import ELEMENT_BYTES, ROOT, ReportError, Repository
 from rivals import report, verdicts
 
 NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:
@@ -412,9 +413,31 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
 
     of_earlier = {name for run in before.get("earlier", []) for name in run["cells"]}
     of_last = dict.fromkeys(name for names in cells_of(before).values() for name in names if name not in of_earlier)
+    launches = document.get("launches", []) + [entry for entry in before.get("launches", []) if entry["case"] not in measured]
+    names = {entry["code"]: entry for some in (before, document) for entry in some.get("kernel_names", [])}
+    joint |= {"launches": launches, "kernel_names": list(names.values())} if launches else {}
     runs = [{"context": before["context"], "cells": list(of_last)}, *before.get("earlier", [])]
     earlier = [run | {"cells": left} for run in runs if (left := [name for name in run["cells"] if name not in measured])]
     return joint | ({"earlier": earlier} if earlier else {})
+
+
+def launches_in(library: Path, cells: Iterable[Cell], gpu: str) -> dict[str, Any]:
+    """What the library launches in these cells, by the stages' locks, as far as these are of the sources as they stand and the
+    library holds the code that they name."""
+    repository = Repository(ROOT)
+    made, names, held = [], {}, None
+    for cell in cells:
+        stage = STAGE_OF[cell.operation]
+        launches = repository.launches_now(stage, gpu, case_of_cell(cell))
+        lock = repository.lock_now(stage, gpu)
+        if launches is None or lock is None:
+            continue
+        if held is None:
+            held = {kernel.code for kernel in kernels_in(library, lock.toolchain["architecture"]).values()}
+        if all(launch["code"] in held for launch in launches):
+            made.append({"case": cell.name, "launches": launches})
+            names |= {launch["code"]: lock.names[launch["code"]] for launch in launches}
+    return {"launches": made, "kernel_names": [{"code": code, "kernel": names[code]} for code in sorted(names)]}
 
 
 def kept_in(folder: Path, cell: Cell) -> Path:
@@ -533,6 +556,8 @@ def compare(options: argparse.Namespace) -> int:
     left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
     parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
     document = joined(context | {"clocks_after": clocks()}, parts)
+    measured = [cell for cell in whole if kept_in(folder, cell).is_file()]
+    document |= launches_in(library, measured, context["gpu_short"])
     if before and before["context"].get("grid") == kind:
         document = added_to(before, document)
     left = sum(len(run["cells"]) for run in document.get("earlier", []))

@@ -143,7 +143,7 @@ def product(dimensions: str) -> int:
 
 
 def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The context of the run, and an entry for each kernel that a variant launched."""
+    """The document of the run, and an entry for each kernel that a variant launched."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
         log = Path(folder) / "counters.csv"
@@ -168,7 +168,7 @@ def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], lis
                                                  "threads", "cluster")}
         takes = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "blocks_per_multiprocessor", "occupancy")
         entries.append(entry | {"resources": {key: resources[key] for key in takes}, "metrics": launch["metrics"]})
-    return document["context"], entries
+    return document, entries
 
 
 def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +178,8 @@ def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     before = json.loads(path.read_text(encoding="utf-8"))
     new = {stage["stage"] for stage in document["stages"]}
     result = document | {key: [entry for entry in before[key] if entry["stage"] not in new] + document[key] for key in ("stages", "kernels")}
+    of_others = [entry for entry in before.get("launches", []) if entry["case"].partition("/")[0] not in new]
+    result["launches"] = sorted(of_others + document.get("launches", []), key=lambda entry: entry["case"])
     for key in ("stages", "kernels"):
         result[key].sort(key=lambda entry: entry["stage"])  # stable: within a stage, the order of its launches
     return result
@@ -198,13 +200,15 @@ def main(arguments: list[str] | None = None) -> int:
         for metric in METRICS.values():
             if metric not in asked:
                 print(f"this GPU has no {metric}; it is left out")
-        stages, kernels = {}, []
+        stages, kernels, launches = {}, [], []
         runs = runs_of(programs)
         for index, run in enumerate(runs, start=1):
             print(f"[{index}/{len(runs)}] {run.title}", flush=True)
             of_run, entries = profile(run, ncu, asked)
-            stages[run.program.stage] = {"stage": run.program.stage} | {key: of_run[key] for key in ("source_hash", "commit", "dirty")}
+            built_from = {key: of_run["context"][key] for key in ("source_hash", "commit", "dirty")}
+            stages[run.program.stage] = {"stage": run.program.stage} | built_from
             kernels += entries
+            launches += [entry | {"case": f"{run.program.stage}/{entry['case']}"} for entry in of_run.get("launches", [])]
         version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
         shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime", "compiler", "flags", "date")
         document = {
@@ -212,6 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
             "metrics": {name: metric for name, metric in METRICS.items() if metric in asked},
             "stages": list(stages.values()),
             "kernels": kernels,
+            "launches": launches,
         }
         path = options.output / f"{context['gpu_short']}.json"
         write_json(path, merged(path, document) if options.stage else document)

@@ -18,14 +18,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from counters import SMALL
-from programs import Program, programs_in
-from results import ROOT, Launch, Repository, ReportError, launch_of, read_json
+from programs import Program, programs_in, write_json
+from results import ROOT, Launch, Repository, ReportError, case_name, launch_of, read_json
 from tables import Place, Table, caption, dagger, markdown_table, short_kernel, source_note
 
 COUNTS = Path("docs/data/counts.json")
@@ -146,19 +146,17 @@ def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[s
                 own[index] = same[0]
         kernels += own
         stages.append({"stage": program.stage} | built_from)
-    return {"context": {"shapes": list(SMALL), "multiprocessors": str(multiprocessors)}, "stages": stages, "kernels": kernels}
+    cases = dict.fromkeys((kernel["stage"], case_name(kernel)) for kernel in kernels)
+    found = {f"{stage}/{case}": repository.launches_now(stage, gpu, case) for stage, case in cases}
+    launches = [{"case": case, "launches": made} for case, made in found.items() if made]
+    context = {"shapes": list(SMALL), "multiprocessors": str(multiprocessors)}
+    return {"context": context, "stages": stages, "kernels": kernels, "launches": launches}
 
 
-def text_of(document: dict[str, Any]) -> str:
-    lists = {key: ",\n".join("    " + json.dumps(entry) for entry in document[key]) for key in ("stages", "kernels")}
-    context = json.dumps(document["context"])
-    return f'{{\n  "context": {context},\n  "stages": [\n{lists["stages"]}\n  ],\n  "kernels": [\n{lists["kernels"]}\n  ]\n}}\n'
-
-
-def drift(committed: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def drift(committed: dict[str, Any], now: dict[str, Any], is_old: Callable[[dict[str, Any]], bool]) -> list[str]:
     """What is counted differently now, for stages whose kernels are the same. How often a lock is tried is chance."""
-    hashes = [{entry["stage"]: entry["source_hash"] for entry in document["stages"]} for document in (committed, now)]
-    same = {stage for stage, value in hashes[0].items() if hashes[1].get(stage) == value}
+    old = {kernel["stage"] for kernel in committed["kernels"] if is_old(kernel)}
+    same = {entry["stage"] for entry in committed["stages"]} & {entry["stage"] for entry in now["stages"]} - old
     of = [[kernel for kernel in document["kernels"] if kernel["stage"] in same] for document in (committed, now)]
     found = []
     for stage in sorted(same):
@@ -187,11 +185,11 @@ class Comparison:
 def comparisons(place: Place) -> list[Comparison]:
     repository = place.repository
     document = read_json(repository.root / COUNTS, repository.root)
-    stale = {entry["stage"]: repository.is_stale(entry) for entry in document["stages"]}
+    is_old = repository.stale_cases(document, place.gpu)
     left = {name: list(launches) for name, launches in measured_launches(repository, place.gpu).items()}
     found = []
     for entry in document["kernels"]:
-        counted = launch_of(entry, {key: value for key, value in entry.items() if key not in ("rows", "cols")}, stale[entry["stage"]])
+        counted = launch_of(entry, {key: value for key, value in entry.items() if key not in ("rows", "cols")}, is_old(entry))
         beside = left.get(counted.name, [])
         if beside and beside[0].blocks == counted.blocks and short_kernel(beside[0].kernel) == short_kernel(counted.kernel):
             found.append(Comparison(counted, beside.pop(0)))
@@ -295,10 +293,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         now = collect(programs_in(options.programs), repository, options.gpu)
         if not options.check:
-            path.write_text(text_of(now), encoding="utf-8")
+            write_json(path, now)
             print(f"{len(now['kernels'])} launches of {len(now['stages'])} stages: {COUNTS}")
             return 0
-        found = drift(read_json(path, ROOT), now)
+        committed = read_json(path, ROOT)
+        found = drift(committed, now, repository.stale_cases(committed, options.gpu))
     except ReportError as error:
         print(f"counting.py: {error}", file=sys.stderr)
         return 2

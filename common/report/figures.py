@@ -163,7 +163,7 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     found = next((v for v in rivals.verdicts(document) if f"{v.cell.name}/{v.mode}" == cell), None)
     if not found or side not in ("ours", "best"):
         raise ReportError(f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing")
-    stale = rivals.Runs(document, repository.root).is_stale(found.cell)
+    stale = rivals.Runs(document, repository).is_stale(found.cell)
     if dimension != "ratio":
         return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)
     if side == "best" or not found.share_of_copy:

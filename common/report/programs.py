@@ -177,15 +177,21 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     os.replace(half_written, path)
 
 
+LONGEST_LINE = 500  # characters of an entry that has lists or objects in it, and still gets one line
+
+
 def compact(value: Any, indent: int = 0) -> str:
     """JSON with a line for each entry of a list of objects, so that a diff shows which one changed."""
+    line = json.dumps(value, ensure_ascii=False)
+    if indent > 1 and len(line) <= LONGEST_LINE:
+        return line
     pad = " " * (indent + 1)
     if isinstance(value, dict) and any(isinstance(each, (dict, list)) and each for each in value.values()) and indent < 4:
         entries = [f"{pad}{json.dumps(key)}: {compact(each, indent + 1)}" for key, each in value.items()]
         return "{\n" + ",\n".join(entries) + "\n" + " " * indent + "}"
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return "[\n" + ",\n".join(pad + compact(each, indent + 1) for each in value) + "\n" + " " * indent + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return line
 
 
 def shown(path: Path) -> str:

@@ -6,11 +6,13 @@ Seconds, bytes and ratios everywhere; units are chosen where a figure is shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import launches as launched
 import source_hash
 
 ROOT = source_hash.ROOT
@@ -76,6 +78,10 @@ class Timing:
         return shape_name(self.rows, self.cols, self.pixels, self.layout)
 
     @property
+    def case(self) -> str:
+        return f"{self.variant}/{self.operation}/{self.dtype}/{self.shape}"
+
+    @property
     def label(self) -> str:
         return PEER_LABELS.get(self.variant, self.variant) if self.stage == PEERS else self.variant
 
@@ -117,6 +123,10 @@ class Check:
     @property
     def shape(self) -> str:
         return shape_name(self.rows, self.cols, self.pixels, self.layout)
+
+    @property
+    def case(self) -> str:
+        return f"{self.variant}/{self.operation}/{self.dtype}/{self.shape}"
 
     @property
     def label(self) -> str:
@@ -202,6 +212,12 @@ def shape_name(rows: int, cols: int, pixels: int, layout: str = LAST) -> str:
     return f"{rows}x{cols}x{pixels}{'-first' if layout == FIRST else ''}" if pixels > 1 else f"{rows}x{cols}"
 
 
+def case_name(entry: dict[str, Any]) -> str:
+    """variant/operation/type/shape of an entry that has them as fields: what is launched depends on these."""
+    shape = shape_name(int(entry["rows"]), int(entry["cols"]), int(entry.get("pixels", 1)), entry.get("layout", LAST))
+    return f"{entry['variant']}/{entry['operation']}/{entry['dtype']}/{shape}"
+
+
 def timing_of(entry: dict, stale: bool) -> Timing | None:
     """A Google Benchmark entry as a Timing; None for aggregates, skipped runs and names that are not ours."""
     parts = str(entry.get("name", "")).split("/")
@@ -269,6 +285,7 @@ class Repository:
         self.verified = lru_cache(None)(self._verified)
         self.data = lru_cache(None)(self._data)
         self.comparison = lru_cache(None)(self._comparison)
+        self.lock = lru_cache(None)(self._lock)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
     def stages(self) -> list[str]:
@@ -284,15 +301,22 @@ class Repository:
         return self.results_in(self.results_path(stage, gpu), stage)
 
     def results_in(self, path: Path, stage: str | None = None) -> ResultFile:
-        """A results file, wherever it lies. It is stale where it is not of the kernels of `stage` as they stand."""
+        """A results file, wherever it lies. Its figures are stale where they are not of what `stage` launches as it stands."""
         document = read_json(path, self.root)
         context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
-        stale = stage is not None and context.get("source_hash") != self.hash_now(stage)
+        recorded = launched.recorded(document)
+
+        def is_old(case: str) -> bool:
+            return stage is not None and not self.is_current(stage, context.get("gpu_short", ""), case, recorded.get(case), context.get("source_hash"))
+
+        stale = stage is not None and (any(map(is_old, recorded)) if recorded else is_old(""))
         try:
             timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
             checks = tuple(check_of(e, stale) for e in document.get("checks", []))
             timings = tuple(with_layout(t, checks) for t in timings)
-            launches = tuple(launch_of(e, e, stale) for e in document.get("resources", []))
+            timings = tuple(replace(t, stale=is_old(t.case)) for t in timings)
+            checks = tuple(replace(c, stale=is_old(c.case)) for c in checks)
+            launches = tuple(launch_of(e, e, is_old(case_name(e))) for e in document.get("resources", []))
         except (KeyError, ValueError, TypeError) as error:
             shown = path.relative_to(self.root) if path.is_relative_to(self.root) else path
             raise ReportError(f"{shown} has an entry that is not as it should be: {error!r}") from None
@@ -319,17 +343,63 @@ class Repository:
         checks = tuple(check_of({"stage": PEERS, **entry}, False) for entry in document.get("checks", []))
         return ResultFile(path, document["context"], timings, checks)
 
-    def is_stale(self, entry: dict) -> bool:
-        """Whether a stage's entry of counters or verification is of an earlier version of its kernels."""
-        return entry["stage"] not in self.stages() or entry["source_hash"] != self.hash_now(entry["stage"])
+    def _lock(self, stage: str, gpu: str) -> launched.Lock | None:
+        """What the stage's committed lock says for a GPU; None where there is none."""
+        for path in sorted((self.root / stage / "results").glob("code_*.json")):
+            try:
+                lock = launched.read_lock(path)
+            except (KeyError, ValueError) as error:
+                raise ReportError(f"{path.relative_to(self.root)} is not as ./worklog lock writes it: {error!r}") from None
+            if lock and gpu in lock.cases:
+                return lock
+        return None
+
+    def lock_now(self, stage: str, gpu: str) -> launched.Lock | None:
+        """The lock, if it was made from the sources as they stand: else nobody has looked at their code yet."""
+        lock = self.lock(stage, gpu)
+        return lock if lock and lock.source_hash == self.hash_now(stage) else None
+
+    def launches_now(self, stage: str, gpu: str, case: str) -> list[launched.Launch] | None:
+        """What the stage launches in a case, where its lock is of the sources as they stand and has the case."""
+        lock = self.lock_now(stage, gpu)
+        return lock.launches(gpu, case) if lock else None
+
+    def is_current(self, stage: str, gpu: str, case: str, recorded: Sequence[launched.Launch] | None, source_hash: str | None) -> bool:
+        """Whether a figure is of what the stage launches now: of the same code in the same shapes, where both are known; else
+        of the same sources."""
+        if stage not in self.stages():
+            return False
+        if recorded is None:
+            return source_hash is not None and source_hash == self.hash_now(stage)
+        lock = self.lock_now(stage, gpu)
+        return lock is not None and launched.same(recorded, lock.launches(gpu, case))
+
+    def is_stale(self, entry: dict, gpu: str = DEFAULT_GPU) -> bool:
+        """Whether a stage's entry of a verification, which holds for all of its kernels, is of other ones."""
+        stage = entry["stage"]
+        if stage not in self.stages():
+            return True
+        lock = self.lock_now(stage, gpu)
+        return entry["source_hash"] != self.hash_now(stage) and not (lock and entry.get("code") == lock.code)
+
+    def stale_cases(self, document: dict, gpu: str) -> Callable[[dict], bool]:
+        """Whether an entry of counters or counts, which name stage and case, is of other launches than are made now."""
+        hashes = {entry["stage"]: entry["source_hash"] for entry in document["stages"]}
+        recorded = launched.recorded(document)  # here, cases begin with their stage
+
+        @lru_cache(None)
+        def is_old(stage: str, case: str) -> bool:
+            return not self.is_current(stage, gpu, case, recorded.get(f"{stage}/{case}"), hashes.get(stage))
+
+        return lambda entry: is_old(entry["stage"], case_name(entry))
 
     def _counters(self, gpu: str = DEFAULT_GPU) -> ResultFile:
         """What Nsight Compute counted, as counters.py wrote it: launches of all stages."""
         path = self.root / "docs" / "counters" / f"{gpu}.json"
         document = read_json(path, self.root)
-        stale = {entry["stage"]: self.is_stale(entry) for entry in document["stages"]}
-        launches = tuple(launch_of(e, e["metrics"] | e.get("resources", {}), stale[e["stage"]]) for e in document["kernels"])
-        return ResultFile(path, document["context"], (), (), any(stale.values()), launches)
+        is_old = self.stale_cases(document, gpu)
+        launches = tuple(launch_of(e, e["metrics"] | e.get("resources", {}), is_old(e)) for e in document["kernels"])
+        return ResultFile(path, document["context"], (), (), any(launch.stale for launch in launches), launches)
 
     def has_counters(self, gpu: str) -> bool:
         return (self.root / "docs" / "counters" / f"{gpu}.json").is_file()

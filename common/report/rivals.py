@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import source_hash
-from cells import COPY, EVERYONE, MODES, OURS, SMALL_BYTES, STAGE_OF, TENSORS, Cell, cell_of
-from results import ELEMENT_BYTES, PEER_LABELS, ReportError
+import launches
+from cells import COPY, EVERYONE, MODES, OURS, SMALL_BYTES, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of
+from results import ELEMENT_BYTES, PEER_LABELS, ReportError, Repository
 
 if TYPE_CHECKING:
     from tables import Place, Table
@@ -105,24 +105,20 @@ def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
 
 
 # --- Where a cell comes from -------------------------------------------------------------------------------------------
-def stale_operations(context: dict[str, Any], root: Path) -> set[str]:
-    """Those whose kernels have changed since."""
-    hashes = context.get("source_hashes", {})
-    now = {stage: source_hash.source_hash(stage, root) for stage in hashes if (root / stage / "kernels.cuh").is_file()}
-    return {operation for operation, stage in STAGE_OF.items() if hashes.get(stage) != now.get(stage)}
-
-
 class Runs:
     """The runs of compare.py that a document's cells come from: the last, and those before it of which cells were left as they were."""
 
-    def __init__(self, document: dict[str, Any], root: Path) -> None:
+    def __init__(self, document: dict[str, Any], repository: Repository) -> None:
         self.contexts = [document["context"], *(run["context"] for run in document.get("earlier", []))]
         self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
-        self._stale = [stale_operations(context, root) for context in self.contexts]
+        self._recorded = launches.recorded(document)
+        self._repository = repository
 
     def is_stale(self, cell: Cell) -> bool:
-        """Whether its kernel has changed since it was measured."""
-        return cell.operation in self._stale[self._run_of.get(cell.name, 0)]
+        """Whether other kernels than those that were measured would be launched now."""
+        context, stage = self.contexts[self._run_of.get(cell.name, 0)], STAGE_OF[cell.operation]
+        return not self._repository.is_current(stage, context.get("gpu_short", ""), case_of_cell(cell), self._recorded.get(cell.name),
+                                               context.get("source_hashes", {}).get(stage))
 
     def of(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
         """The contexts of their runs, the last first."""
@@ -149,7 +145,7 @@ def against_peers(place: Place) -> Table:
     found = [v for v in of_operations if v.cell.dtype in (place.chosen("dtype") or ELEMENT_BYTES) and v.mode in (place.chosen("mode") or MODES)]
     if not found:
         return Table("*Nothing was compared yet.*", False)
-    runs = Runs(document, place.repository.root)
+    runs = Runs(document, place.repository)
     if place.option("show", "summary") == "summary":
         return with_source(place, path, runs, summary_lines(found, wrong_results(document), runs), [SUMMARY_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "totals":

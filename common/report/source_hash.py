@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The hash of a stage's kernels as compiled: what ties a measured figure to the code that it was measured on.
+"""The hash of a stage's kernels as written: where nobody can compile them, it says whether they are as they were.
 
-It is the sha256 over the tokens of the stage's kernels.cuh, with every file that it includes from the ladder (any
-NN_name/ folder) put in place of its #include, once. Comments, white space between tokens and includes of anything
-else do not count, so that formatting or a better comment does not make a figure old.
+It is the sha256 over the tokens of the stage's kernels.cuh, with every file of the repository that it includes, device
+headers of common/ among them, put in place of its #include, once. Comments, white space between tokens and includes of
+anything else do not count. What ties a figure to the code that ran is the hash of its machine code (machine_code.py).
 
     python3 common/report/source_hash.py 01_naive    prints the hash of one stage
     python3 common/report/source_hash.py             prints every stage with its hash
@@ -58,17 +58,17 @@ def without_comments(text: str) -> str:
     return TOKEN.sub(blank, text)
 
 
-def included_from_ladder(name: str, includer: Path, root: Path) -> Path | None:
-    """The file that #include "name" means, if it lies in a stage folder; None for anything else."""
+def included_file(name: str, includer: Path, root: Path) -> Path | None:
+    """The file that #include "name" means, if it lies in the repository; None for anything else."""
     for folder in (includer.parent, root):
         path = (folder / name).resolve()
         if path.is_file() and path.is_relative_to(root):
-            return path if STAGE_FOLDER.fullmatch(path.relative_to(root).parts[0]) else None
+            return path
     return None
 
 
 def collect(path: Path, root: Path, seen: set[Path], tokens: list[str]) -> None:
-    """Appends the tokens of `path`, following includes into the ladder in the order in which they stand."""
+    """Appends the tokens of `path`, following includes of the repository's files in the order in which they stand."""
     if path in seen:
         return
     seen.add(path)
@@ -84,7 +84,7 @@ def collect(path: Path, root: Path, seen: set[Path], tokens: list[str]) -> None:
         word, rest = directive.groups()
         if word == "include":
             quoted = QUOTED_INCLUDE.match(rest)
-            included = included_from_ladder(quoted.group(1), path, root) if quoted else None
+            included = included_file(quoted.group(1), path, root) if quoted else None
             if included:
                 collect(included, root, seen, tokens)
         elif (word, rest.strip()) != ("pragma", "once"):

@@ -4,6 +4,7 @@
     python3 common/report/sync.py                    every README.md of the ladder and docs/*.md
     python3 common/report/sync.py --check [paths]    writes nothing; exit code 1 where something is not as its source
     python3 common/report/sync.py --check --strict   also where a figure was measured on an earlier version
+    python3 common/report/sync.py --why KEY          what has changed since a figure was measured: KEY as in sync:figure
 
 README.md in this folder describes the markers. Needs nothing but Python 3.11.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 import figures
 import snippets
 import tables
+import why
 from markdown import Problem, Region, regions_of, starts_html_block, title_of
 from prose import dead_links, unknown_commands
 from results import DEFAULT_GPU, ROOT, ReportError, Repository
@@ -168,6 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fills the marked regions of the writeups, or checks them.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something has drifted")
     parser.add_argument("--strict", action="store_true", help="with --check: figures of an earlier version fail too")
+    parser.add_argument("--why", metavar="KEY", help="say what has changed since this figure was measured, and stop")
+    parser.add_argument("--gpu", default=DEFAULT_GPU, help="with --why: of which GPU (default: %(default)s)")
     parser.add_argument("paths", nargs="*", type=Path, help="Markdown files (default: all of the ladder's and docs')")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -175,6 +179,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--strict needs --check")
 
     repository = Repository(options.root)
+    if options.why:
+        try:
+            print("\n".join(why.explain(repository, options.why, options.gpu)))
+        except ReportError as error:
+            print(f"sync --why: {error}", file=sys.stderr)
+            return 2
+        return 0
     files = [path.resolve() for path in options.paths] or list(documents(repository.root))
     for path in files:
         if not path.is_file() or path.suffix != ".md" or not path.is_relative_to(repository.root):

@@ -559,7 +559,7 @@ def verified(place: Place) -> Table:
     path = place.repository.root / "docs" / "verified" / f"{place.gpu}.json"
     lines, stale = [], False
     for stage in document["stages"]:
-        old = place.repository.is_stale(stage)
+        old = place.repository.is_stale(stage, place.gpu)
         stale = stale or old
         results_of = [line for sweep in stage["sweeps"] for line in sweep.get("results", [])]
         total = {key: sum(line[key] for line in results_of) for key in ("passed", "expected_failure", "permitted_failure", "compared")}

@@ -28,6 +28,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from launches import architecture_of
+from machine_code import code_of_all, kernels_in
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
 from results import ROOT, ReportError
 from tables import PACKAGE_SUITE
@@ -192,7 +194,10 @@ def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dic
     for program in programs:
         of_stage = [found[program.stage, sweep.name] for p, sweep in tasks if p is program]
         context = next((checked.context for checked in of_stage if checked.context), {"source_hash": "", "commit": "", "dirty": ""})
-        stages.append({"stage": program.stage, **{key: context[key] for key in ("source_hash", "commit", "dirty")}, "sweeps": [c.entry for c in of_stage]})
+        told = {key: context[key] for key in ("source_hash", "commit", "dirty")}
+        if capability := context.get("compute_capability"):
+            told["code"] = code_of_all(kernels_in(program.path, architecture_of(capability)).values())
+        stages.append({"stage": program.stage, **told, "sweeps": [c.entry for c in of_stage]})
     return stages
 
 

@@ -311,7 +311,7 @@ class Tables(unittest.TestCase):
         cells = [Cell(operation, "bf16", 64, 4096) for operation in ("rmsnorm_backward", "layernorm_forward")]
         content = document([timing(name, cell, mode, 10e-6) for cell in cells for mode in ("python", "graph", "cold") for name in ("ours", "torch")])
         lines = [line.split(" | ")[:2] for line in self.table(content).splitlines()[2:8]]
-        self.assertEqual([" ".join(line) for line in lines], [f"| `{operation}` {mode}" for operation in ("layernorm_forward", "rmsnorm_backward")
+        self.assertEqual([" ".join(line) for line in lines], [f"| `{operation}`† {mode}" for operation in ("layernorm_forward", "rmsnorm_backward")
                                                               for mode in ("cold", "graph", "python")])
 
     def test_chooses_types_and_timings(self) -> None:

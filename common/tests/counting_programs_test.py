@@ -147,10 +147,11 @@ class Comparison(unittest.TestCase):
                   "blocks": 1, "threads": 32, "cluster": 1, "global_load_requests": 5}
         stages = [{"stage": "01_naive", "source_hash": "a"}]
         committed = {"stages": stages, "kernels": [kernel]}
-        self.assertEqual(counting.drift(committed, committed), [])
+        current, old = (lambda kernel: False), (lambda kernel: True)
+        self.assertEqual(counting.drift(committed, committed, current), [])
         now = {"stages": stages, "kernels": [kernel | {"global_load_requests": 6}]}
-        self.assertEqual(counting.drift(committed, now), ["01_naive/v/o/fp32/1x2, global_load_requests: 5 is committed, 6 is counted"])
-        self.assertEqual(counting.drift(committed, now | {"stages": [{"stage": "01_naive", "source_hash": "b"}]}), [])
+        self.assertEqual(counting.drift(committed, now, current), ["01_naive/v/o/fp32/1x2, global_load_requests: 5 is committed, 6 is counted"])
+        self.assertEqual(counting.drift(committed, now, old), [])
 
 
 if __name__ == "__main__":

@@ -636,10 +636,12 @@ class SourceHash(Playground):
         self.write("01_naive/kernels.cuh", "#define A b c;\n")
         self.assertNotEqual(self.hash(), before)
 
-    def test_follows_includes_into_the_ladder_only(self) -> None:
+    def test_follows_includes_of_the_repository(self) -> None:
         self.write("common/harness/arguments.h", "struct Arguments;\n")
         before, alone = self.hash("02_tree"), self.hash("01_naive")
         self.write("common/harness/arguments.h", "struct OtherArguments;\n")
+        self.assertNotEqual(self.hash("02_tree"), before)
+        self.write("common/harness/arguments.h", "struct Arguments;  // a comment\n")
         self.assertEqual(self.hash("02_tree"), before)
         self.edit("01_naive/kernels.cuh", "x[0]", "x[3]")
         self.assertNotEqual(self.hash("02_tree"), before)

@@ -99,7 +99,7 @@ void interrupt(pthread_t thread) {
   pthread_kill(thread, interrupt_signal);
 }
 
-std::string function_name(const void* function) {
+std::string symbol_of(const void* function) {
   std::string symbol;
 #ifdef SIMT_HAVE_BACKTRACE
   backtrace_syminfo(
@@ -111,9 +111,14 @@ std::string function_name(const void* function) {
 #endif
   if (symbol.empty()) {
     Dl_info info;
-    if (dladdr(function, &info) == 0 || info.dli_sname == nullptr) return "of unknown name";
-    symbol = info.dli_sname;
+    if (dladdr(function, &info) != 0 && info.dli_sname != nullptr) symbol = info.dli_sname;
   }
+  return symbol;
+}
+
+std::string function_name(const void* function) {
+  const std::string symbol = symbol_of(function);
+  if (symbol.empty()) return "of unknown name";
   std::string name = demangle(symbol.c_str());
   if (name.starts_with("void ")) name.erase(0, 5);  // the return type, which only templates have in their name
   // The parameters: the last pair of parentheses, which may hold others.

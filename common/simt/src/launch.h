@@ -63,6 +63,8 @@ struct Launch : LaunchRequest {
 // Prints the message (unless options().print_errors is off) and keeps it for last_error_message().
 void report(const std::string& message);
 
+// A function's name in the symbol table, as compilers write it.
+std::string symbol_of(const void* function);
 // "worklog::naive::layernorm_thread_per_row": the name of a function, without its parameters.
 std::string function_name(const void* function);
 

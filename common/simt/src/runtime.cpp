@@ -9,9 +9,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <vector>
 
 #include "block.h"
@@ -58,15 +60,42 @@ Options from_environment() {
   read_number("WORKLOG_SIMT_MULTIPROCESSORS", 1, 1024, [&](unsigned n) { options.multiprocessors = n; });
   read_number("WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR", 1, 32,
               [&](unsigned n) { options.blocks_per_multiprocessor = n; });
+  read_number("WORKLOG_SIMT_L2_BYTES", 1u << 10, 1u << 31, [&](unsigned n) { options.l2_bytes = n; });
   const auto milliseconds = [](unsigned n) { return std::chrono::milliseconds(n); };
   read_number("WORKLOG_SIMT_SPIN_LIMIT_MS", 10, 1u << 30, [&](unsigned n) { options.spin_limit = milliseconds(n); });
   read_number("WORKLOG_SIMT_BLOCK_LIMIT_MS", 0, 1u << 30, [&](unsigned n) { options.block_limit = milliseconds(n); });
   return options;
 }
 
+// What a kernel takes of a GPU's multiprocessor, as nvcc compiled it.
+struct KernelResources {
+  int registers = 0;  // of a thread
+  size_t static_shared_bytes = 0;
+};
+
+// By symbol; empty where nobody has said.
+std::map<std::string, KernelResources> resources_from_environment() {
+  std::map<std::string, KernelResources> resources;
+  const char* const path = std::getenv("WORKLOG_SIMT_KERNELS");
+  if (path == nullptr) return resources;
+  std::ifstream file(path);
+  if (!file) refuse("WORKLOG_SIMT_KERNELS", path, "a file that can be read");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string symbol;
+    KernelResources of;
+    if (!(words >> symbol >> of.registers >> of.static_shared_bytes)) {
+      refuse("WORKLOG_SIMT_KERNELS", path, "a file of lines 'symbol registers shared-bytes'");
+    }
+    resources[symbol] = of;
+  }
+  return resources;
+}
+
 struct State {
   std::mutex mutex;
   Options options = from_environment();
+  const std::map<std::string, KernelResources> resources = resources_from_environment();
   std::string message;
   std::map<const void*, int> dynamic_shared_allowed;  // bytes, by kernel
   std::set<const void*> large_clusters_allowed;       // kernels
@@ -201,10 +230,13 @@ cudaError_t cudaGetLastError() {
 
 namespace {
 
-constexpr int l2_bytes = 4 * 1024 * 1024;
 constexpr int threads_per_multiprocessor = 2048;
 constexpr int blocks_per_multiprocessor = 32;
 constexpr size_t shared_per_multiprocessor = 228 * 1024;
+constexpr size_t shared_granularity = 128;  // bytes
+constexpr int registers_per_multiprocessor = 65536;
+constexpr int registers_granularity = 256;  // of a warp
+constexpr int parts_of_multiprocessor = 4;  // each with its own registers and warps
 constexpr size_t shared_reserved_per_block = 1024;
 constexpr size_t shared_by_default = 48 * 1024;
 constexpr unsigned portable_cluster = 8;
@@ -236,7 +268,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   cudaMemGetInfo(&properties->memPitch, &properties->totalGlobalMem);
   properties->memPitch = 0x7fffffff;
   properties->sharedMemPerBlock = shared_by_default;
-  properties->regsPerBlock = 65536;
+  properties->regsPerBlock = registers_per_multiprocessor;
   properties->warpSize = warp_size;
   properties->maxThreadsPerBlock = max_threads;
   properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = max_threads;
@@ -251,10 +283,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->canMapHostMemory = 1;
   properties->concurrentKernels = 1;
   properties->unifiedAddressing = 1;
-  properties->l2CacheSize = l2_bytes;
+  properties->l2CacheSize = static_cast<int>(options().l2_bytes);
   properties->maxThreadsPerMultiProcessor = threads_per_multiprocessor;
   properties->sharedMemPerMultiprocessor = shared_per_multiprocessor;
-  properties->regsPerMultiprocessor = 65536;
+  properties->regsPerMultiprocessor = registers_per_multiprocessor;
   properties->managedMemory = 1;
   properties->cooperativeLaunch = 1;
   properties->sharedMemPerBlockOptin = max_shared_bytes;
@@ -303,7 +335,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrClusterLaunch:
       return answer(1);
     case cudaDevAttrL2CacheSize:
-      return answer(l2_bytes);
+      return answer(options().l2_bytes);
     case cudaDevAttrMaxThreadsPerMultiProcessor:
       return answer(threads_per_multiprocessor);
     case cudaDevAttrComputeCapabilityMajor:
@@ -311,7 +343,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       return answer(shared_per_multiprocessor);
     case cudaDevAttrMaxRegistersPerMultiprocessor:
-      return answer(65536);
+      return answer(registers_per_multiprocessor);
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       return answer(max_shared_bytes);
     case cudaDevAttrMaxBlocksPerMultiprocessor:
@@ -537,12 +569,31 @@ size_t dynamic_shared_allowed(const void* kernel) {
   return found == state().dynamic_shared_allowed.end() ? shared_by_default : static_cast<size_t>(found->second);
 }
 
-int blocks_at_once(int block_size, size_t dynamic_shared_bytes) {
-  const int by_threads = threads_per_multiprocessor / std::max(1, (block_size + 31) / 32 * 32);
-  const auto by_shared =
-      static_cast<int>(shared_per_multiprocessor / (dynamic_shared_bytes + shared_reserved_per_block));
+KernelResources resources_of(const void* kernel) {
+  const auto& known = state().resources;
+  if (known.empty()) return {};
+  const auto found = known.find(symbol_of(kernel));
+  return found == known.end() ? KernelResources{} : found->second;
+}
+
+// Blocks of `threads` threads that a multiprocessor holds, by CUDA's rules of occupancy: as many as its threads, its
+// shared memory and, where they are known, its registers allow.
+int blocks_at_once(const void* kernel, int threads, size_t dynamic_shared_bytes) {
+  const KernelResources resources = resources_of(kernel);
+  const auto up_to = [](auto number, auto multiple) { return (number + multiple - 1) / multiple * multiple; };
+  const int warps = std::max(1, up_to(threads, 32) / 32);
+  const int by_threads = threads_per_multiprocessor / (32 * warps);
+  const size_t shared_bytes =
+      up_to(dynamic_shared_bytes + resources.static_shared_bytes + shared_reserved_per_block, shared_granularity);
+  const auto by_shared = static_cast<int>(shared_per_multiprocessor / shared_bytes);
+  int fewest = std::min({by_threads, by_shared, blocks_per_multiprocessor});
+  if (resources.registers > 0) {
+    const int of_warp = up_to(resources.registers * 32, registers_granularity);
+    const int warps_of_part = registers_per_multiprocessor / parts_of_multiprocessor / of_warp;
+    fewest = std::min(fewest, warps_of_part * parts_of_multiprocessor / warps);
+  }
   const unsigned most = options().blocks_per_multiprocessor;
-  return std::min({by_threads, by_shared, most != 0 ? static_cast<int>(most) : blocks_per_multiprocessor});
+  return most == 0 ? fewest : std::min(fewest, static_cast<int>(most));
 }
 
 const cudaLaunchAttribute* find_attribute(const cudaLaunchConfig_t& config, cudaLaunchAttributeID id) {
@@ -585,7 +636,7 @@ cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
   static std::map<const void*, std::string> names;
   const std::lock_guard lock(mutex);
   const auto [entry, is_new] = names.try_emplace(kernel);
-  if (is_new) entry->second = function_name(kernel);
+  if (is_new) entry->second = symbol_of(kernel);
   *name = entry->second.c_str();
   return sticky_error;
 }
@@ -598,10 +649,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_shared_allowed(kernel));
   return sticky_error;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_size,
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int block_size,
                                                           size_t dynamic_shared_bytes) {
   if (block_size <= 0 || block_size > static_cast<int>(max_threads)) return remember_error(cudaErrorInvalidValue);
-  *blocks = blocks_at_once(block_size, dynamic_shared_bytes);
+  *blocks = blocks_at_once(kernel, block_size, dynamic_shared_bytes);
   return sticky_error;
 }
 cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* kernel, const cudaLaunchConfig_t*) {
@@ -609,13 +660,15 @@ cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* kernel, 
   *size = static_cast<int>(state().large_clusters_allowed.contains(kernel) ? largest_cluster : portable_cluster);
   return sticky_error;
 }
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t* config) {
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
   const dim3& block = config->blockDim;
+  const int threads = static_cast<int>(block.x * block.y * block.z);
+  const int blocks = multiprocessors() * blocks_at_once(kernel, threads, config->dynamicSmemBytes);
   const auto* const attribute = find_attribute(*config, cudaLaunchAttributeClusterDimension);
-  const auto& size = attribute->val.clusterDim;
-  const auto blocks = static_cast<unsigned>(
-      multiprocessors() * blocks_at_once(static_cast<int>(block.x * block.y * block.z), config->dynamicSmemBytes));
-  *clusters = attribute == nullptr ? static_cast<int>(blocks) : static_cast<int>(blocks / (size.x * size.y * size.z));
+  const dim3 size = attribute == nullptr
+                        ? dim3(1)
+                        : dim3(attribute->val.clusterDim.x, attribute->val.clusterDim.y, attribute->val.clusterDim.z);
+  *clusters = blocks / static_cast<int>(size.x * size.y * size.z);
   return sticky_error;
 }
 
@@ -674,7 +727,7 @@ cudaError_t simt::detail::launch(const cudaLaunchConfig_t& config, Call call) {
     request.cooperative = attribute->val.cooperative != 0;
     const auto most =
         static_cast<uint64_t>(multiprocessors()) *
-        static_cast<uint64_t>(blocks_at_once(static_cast<int>(request.threads_per_block()), shared_bytes));
+        static_cast<uint64_t>(blocks_at_once(call.kernel, static_cast<int>(request.threads_per_block()), shared_bytes));
     const uint64_t blocks = request.blocks();
     if (request.cooperative && blocks > most) {
       return refused(cudaErrorCooperativeLaunchTooLarge,

@@ -338,7 +338,7 @@ struct cudaLaunchConfig_t {
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
-cudaError_t cudaFuncGetName(const char** name, const void* kernel);  // already demangled; kept for the program's life
+cudaError_t cudaFuncGetName(const char** name, const void* kernel);  // the symbol; kept for the program's life
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int block_size,
                                                           size_t dynamic_shared_bytes);
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config);

@@ -19,6 +19,7 @@ struct Options {
   // The most blocks that it reports to hold on a multiprocessor at once. 0: as many as threads and shared memory allow;
   // a GPU may hold fewer, for want of registers.
   unsigned blocks_per_multiprocessor = 0;
+  unsigned l2_bytes = 4u << 20;  // of the cache that the device reports
 
   // A launch in which every thread waits, or spins on an atomic that does not change, ends after this long.
   std::chrono::milliseconds spin_limit{250};
@@ -31,8 +32,12 @@ struct Options {
 
 // The options of the launches that follow. They start from the environment: WORKLOG_SIMT_ORDER=forward, reverse or
 // shuffle:SEED, WORKLOG_SIMT_THREADS, WORKLOG_SIMT_MULTIPROCESSORS, WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR,
-// WORKLOG_SIMT_SPIN_LIMIT_MS, WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is reported on stderr and ends
-// the program (exit code 2).
+// WORKLOG_SIMT_L2_BYTES, WORKLOG_SIMT_SPIN_LIMIT_MS, WORKLOG_SIMT_BLOCK_LIMIT_MS. A value that cannot be read is
+// reported on stderr and ends the program (exit code 2).
+//
+// WORKLOG_SIMT_KERNELS names a file that says what nvcc's kernels take of a GPU: a line for each, with its symbol, its
+// registers for a thread and its static shared bytes for a block. Then as many blocks fit a multiprocessor as would fit
+// one with 64 Ki registers.
 Options options();
 void set_options(const Options& options);
 

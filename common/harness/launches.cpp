@@ -1,0 +1,208 @@
+#include "common/harness/launches.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "common/harness/cluster.cuh"
+#include "common/harness/device_buffer.h"
+#include "common/harness/flags.h"
+#include "common/harness/provenance.h"
+#include "common/harness/workspace.h"
+
+namespace worklog {
+namespace {
+
+std::vector<KernelLaunch>* recorded = nullptr;
+
+// "1024", or "64x8" where there is more than one dimension.
+std::string extent(const dim3& size) {
+  if (size.z > 1) return fmt::format("{}x{}x{}", size.x, size.y, size.z);
+  return size.y > 1 ? fmt::format("{}x{}", size.x, size.y) : fmt::format("{}", size.x);
+}
+
+const char* symbol_of(const KernelLaunch& launch) {
+  const char* symbol = nullptr;
+  check_cuda(cudaFuncGetName(&symbol, launch.kernel), "asking for a kernel's name");
+  return symbol;
+}
+
+// What a line of the file asks for.
+struct NamedCase {
+  std::string name;
+  const Variant* variant = nullptr;
+  const Variant::Implementation* implementation = nullptr;
+  ProblemOptions options;
+  bool adds_dh = false;  // the backward pass of a sum: its struct with dh, which the plain operation leaves null
+};
+
+// 1024x1024, with the pixels 64x256x3136, and 64x256x3136-first where the channels come first.
+bool read_shape(const std::string& text, ProblemOptions& options) {
+  static const std::regex form("([0-9]{1,18})x([0-9]{1,18})(?:x([0-9]{1,18})(-first)?)?");
+  std::smatch part;
+  if (!std::regex_match(text, part, form)) return false;
+  options.rows = std::stoll(part[1]);
+  options.cols = std::stoll(part[2]);
+  if (part[3].matched) options.pixels = std::stoll(part[3]);
+  if (part[4].matched) options.layout = ChannelLayout::channels_first;
+  return true;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, separator);) words.push_back(word);
+  return words;
+}
+
+// As the programs choose where no type of parameters is asked for: the elements' own where there is one.
+const Variant::Implementation* find_implementation(const Variant& variant, std::string_view operation,
+                                                   std::string_view dtype) {
+  const Variant::Implementation* found = nullptr;
+  for (const Variant::Implementation& each : variant.implementations()) {
+    if (name_of(each.operation) != operation || name_of(each.dtype) != dtype) continue;
+    if (!found || each.param_dtype == each.dtype) found = &each;
+  }
+  return found;
+}
+
+NamedCase case_named(const Program& program, const std::string& name) {
+  constexpr std::string_view without = "without=";
+  const std::vector<std::string> parts = split(name, '/');
+  NamedCase found;
+  found.name = name;
+  const bool plain = parts.size() == 4;
+  if (!(plain || (parts.size() == 5 && parts[4].starts_with(without))) || !read_shape(parts[3], found.options)) {
+    throw RequestError(
+        fmt::format("--launches takes lines such as layer_norm/layernorm_forward/fp32/1024x1024, with "
+                    "/without=gamma,beta behind it where tensors are null; it was given '{}'",
+                    name));
+  }
+  std::string operation = parts[1];
+  if (operation == "add_rmsnorm_backward") {  // of the library; the harness checks the others
+    operation = "rmsnorm_backward";
+    found.adds_dh = true;
+  }
+  for (const Variant& each : program.variants()) {
+    if (each.name() != parts[0]) continue;
+    found.variant = &each;
+    found.implementation = find_implementation(each, operation, parts[2]);
+  }
+  if (!found.implementation) {
+    throw RequestError(
+        fmt::format("--launches: {} has nothing that does '{}' (--list shows what there is)", program.stage(), name));
+  }
+  found.options.operation = found.implementation->operation;
+  found.options.dtype = found.implementation->dtype;
+  found.options.param_dtype = found.implementation->param_dtype;
+  if (!plain) found.options.absent = split(parts[4].substr(without.size()), ',');
+  check_arguments(found.options);
+  return found;
+}
+
+// The case's arguments. No tensor has memory: each has an address of its own, aligned as cudaMalloc aligns, which
+// nothing reads from or writes to. The workspace is there, since functions may clear it before they launch.
+DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMemory& workspace) {
+  constexpr uintptr_t apart = uintptr_t{1} << 40;
+  DeviceArguments arguments;
+  arguments.options = named.options;
+  uintptr_t address = 0;
+  const auto add = [&](std::string_view name, const HostTensor& like) {
+    address += apart;
+    void* const data = like.present ? reinterpret_cast<void*>(address) : nullptr;
+    arguments.tensors.push_back({name, like.dtype, data, like.stride});
+  };
+  const auto place_of = [&](std::string_view name) {
+    return std::find_if(arguments.tensors.begin(), arguments.tensors.end(),
+                        [name](const DeviceTensor& tensor) { return tensor.name == name; });
+  };
+  const std::vector<HostTensor> tensors = shape_tensors(named.options);
+  for (const HostTensor& tensor : tensors) add(tensor.spec.name, tensor);
+  if (named.adds_dh) add("dh", tensors.front());  // of dy's form
+  for (const auto& [input, output] : named.variant->overwritten()) {
+    const auto from = place_of(input);
+    const auto to = place_of(output);
+    if (from != arguments.tensors.end() && to != arguments.tensors.end()) to->data = from->data;
+  }
+  if (workspace_of(named.options) > 0) {
+    arguments.tensors.push_back({"workspace", Dtype::fp32, workspace.data(), 0});
+  }
+  return arguments;
+}
+
+std::vector<KernelLaunch> launches_of(const NamedCase& named) {
+  const DeviceMemory workspace(std::max<int64_t>(workspace_of(named.options), 1) * int64_t{sizeof(float)});
+  const DeviceArguments arguments = arguments_without_tensors(named, workspace);
+  std::vector<KernelLaunch> launches;
+  const LaunchRecorder recorder(launches, LaunchRecorder::Then::skip);
+  named.implementation->launch(arguments, nullptr);
+  check_cuda(cudaDeviceSynchronize(), "clearing the workspace");
+  return launches;
+}
+
+}  // namespace
+
+LaunchRecorder::LaunchRecorder(std::vector<KernelLaunch>& launches, Then then) {
+  recorded = &launches;
+  if (then == Then::launch) {
+    launch_observer = [](const void* kernel, const LaunchShape& shape) {
+      recorded->push_back({kernel, shape});
+      return true;
+    };
+  } else {
+    launch_observer = [](const void* kernel, const LaunchShape& shape) {
+      recorded->push_back({kernel, shape});
+      return false;
+    };
+  }
+}
+
+LaunchRecorder::~LaunchRecorder() {
+  launch_observer = nullptr;
+}
+
+nlohmann::ordered_json json_of(const KernelLaunch& launch) {
+  const char* const symbol = symbol_of(launch);
+  cudaFuncAttributes attributes = {};
+  check_cuda(cudaFuncGetAttributes(&attributes, launch.kernel), "asking for a kernel's attributes");
+  const LaunchShape& shape = launch.shape;
+  nlohmann::ordered_json json = {{"kernel", readable_name(symbol)}};
+  // The driver's own compilation of PTX is no code that the build could have noted.
+  if (const std::string_view code = code_of(symbol, attributes.binaryVersion); !code.empty()) json["code"] = code;
+  json["grid"] = extent(shape.grid);
+  json["block"] = extent(shape.block);
+  if (shape.cluster > 1) {
+    json["cluster"] = shape.cluster;
+    json["at_once"] = clusters_at_once(launch.kernel, shape.cluster, launch.threads(), shape.shared_bytes);
+  }
+  if (shape.shared_bytes > 0) json["shared_bytes"] = shape.shared_bytes;
+  if (shape.cooperative) json["cooperative"] = true;
+  if (shape.overlap) json["overlap"] = true;
+  return json;
+}
+
+int tell_launches(const Program& program, const std::string& file) {
+  std::ifstream lines(file);
+  if (!lines) throw RequestError(fmt::format("--launches takes a file of cases; '{}' cannot be read", file));
+  std::vector<NamedCase> cases;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty()) cases.push_back(case_named(program, line));
+  }
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const NamedCase& named : cases) {
+    nlohmann::ordered_json launches = nlohmann::ordered_json::array();
+    for (const KernelLaunch& launch : launches_of(named)) {
+      launches.push_back(json_of(launch));
+      launches.back()["symbol"] = symbol_of(launch);
+    }
+    all.push_back({{"case", named.name}, {"launches", std::move(launches)}});
+  }
+  fmt::print("{}\n", all.dump(1));
+  return 0;
+}
+
+}  // namespace worklog
