@@ -803,7 +803,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     document = repository.comparison(gpu)
     if document is None:
         return None
-    runs = rivals.Runs(document, repository.root)
+    runs = repository.runs(gpu)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
     drawn: set[rivals.Cell] = set()
     for entry in document["benchmarks"]:
@@ -849,14 +849,12 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
     import rivals
 
-    document = repository.comparison(gpu)
-    if document is None:
-        return None
     # The largest tensor at each width.
-    found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
+    by_rows = sorted(repository.verdicts(gpu).values(), key=lambda v: v.cell.rows)
+    found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in by_rows if v.mode == "cold"}
     if not found:
         return None
-    runs = rivals.Runs(document, repository.root)
+    runs = repository.runs(gpu)
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
     dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
     widths = sorted({cols for _, _, cols in found})

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import source_hash
+
+if TYPE_CHECKING:
+    import rivals
 
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
@@ -263,15 +267,18 @@ class Repository:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root.resolve()
+        self.stages = lru_cache(None)(self._stages)
         self.stage_results = lru_cache(None)(self._stage_results)
         self.peers = lru_cache(None)(self._peers)
         self.counters = lru_cache(None)(self._counters)
         self.verified = lru_cache(None)(self._verified)
         self.data = lru_cache(None)(self._data)
         self.comparison = lru_cache(None)(self._comparison)
+        self.verdicts = lru_cache(None)(self._verdicts)
+        self.runs = lru_cache(None)(self._runs)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
-    def stages(self) -> list[str]:
+    def _stages(self) -> list[str]:
         return source_hash.stage_folders(self.root)
 
     def results_path(self, stage: str, gpu: str) -> Path:
@@ -351,6 +358,20 @@ class Repository:
         """Us beside other libraries, as compare.py wrote it; None where nothing was compared."""
         path = self.comparison_path(gpu)
         return read_json(path, self.root) if path.is_file() else None
+
+    def _verdicts(self, gpu: str = DEFAULT_GPU) -> dict[str, rivals.Verdict]:
+        """Who is ahead in the comparison, by cell and timing: layernorm_forward/fp32/1024x1024/cold."""
+        import rivals  # which reads this module
+
+        document = self.comparison(gpu)
+        return {} if document is None else {f"{v.cell.name}/{v.mode}": v for v in rivals.verdicts(document)}
+
+    def _runs(self, gpu: str = DEFAULT_GPU) -> rivals.Runs | None:
+        """The runs that the comparison's cells come from; None where nothing was compared."""
+        import rivals
+
+        document = self.comparison(gpu)
+        return None if document is None else rivals.Runs(document, self.root)
 
     def _data(self, name: str) -> dict:
         return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)

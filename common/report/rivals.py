@@ -145,11 +145,12 @@ def against_peers(place: Place) -> Table:
         for word in place.chosen(option):
             if word not in known:
                 raise ReportError(f"{option} is '{word}'; it must be of {', '.join(known)}")
-    of_operations = [v for v in verdicts(document) if v.cell.operation in (place.chosen("operation") or TENSORS)]
+    operations = place.chosen("operation") or TENSORS
+    of_operations = [v for v in place.repository.verdicts(place.gpu).values() if v.cell.operation in operations]
     found = [v for v in of_operations if v.cell.dtype in (place.chosen("dtype") or ELEMENT_BYTES) and v.mode in (place.chosen("mode") or MODES)]
     if not found:
         return Table("*Nothing was compared yet.*", False)
-    runs = Runs(document, place.repository.root)
+    runs = place.repository.runs(place.gpu)
     if place.option("show", "summary") == "summary":
         return with_source(place, path, runs, summary_lines(found, wrong_results(document), runs), [SUMMARY_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "totals":
