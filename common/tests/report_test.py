@@ -16,6 +16,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+from itertools import count
 from pathlib import Path
 from unittest import mock
 from xml.etree import ElementTree
@@ -32,6 +37,7 @@ import markdown
 import pages
 import results
 import source_hash
+import sync
 import tables
 
 KERNELS_01 = """\
@@ -308,6 +314,37 @@ class Sync(Playground):
         self.assertIn("docs/page.md:2: ", message)
         self.assertIn("docs/page.md:3: ", message)
         self.assertIn("put a word before it", message)
+
+    def said_in(self, clock: Callable[[], float]) -> list[str]:
+        """What a check says on stderr, by a clock of our own."""
+        with (mock.patch.object(sync, "Progress", partial(sync.Progress, clock)), redirect_stderr(StringIO()) as said,
+              redirect_stdout(StringIO())):
+            sync.main(["--check", "--root", str(self.root)])
+        return said.getvalue().splitlines()
+
+    def test_says_what_it_does_once_that_takes_long(self) -> None:
+        self.sync()
+        self.assertEqual(self.said_in(lambda: 0.0), [])
+        seconds = count(start=0.0, step=1.9)
+        self.assertEqual(self.said_in(lambda: next(seconds)), [
+            f"checking {name} ({number} of 3)"
+            for number, name in enumerate(("README.md", "01_naive/README.md", "02_tree/README.md"), 1) if number > 1])
+
+    def test_progress_keeps_quiet_and_does_not_chatter(self) -> None:
+        now = 0.0
+        with redirect_stderr(StringIO()) as said:
+            progress = sync.Progress(lambda: now)
+            for now, doing in ((0.0, "a"), (1.9, "b"), (2.0, "c"), (2.1, "d"), (2.9, "e"), (3.0, "f"), (9.0, "f"), (9.1, "g")):
+                progress(doing)
+        self.assertEqual(said.getvalue(), "c\nf\ng\n")
+
+    def test_problems_stand_beside_the_progress_as_they_do_without(self) -> None:
+        quick = self.said_in(lambda: 0.0)
+        seconds = count(start=0.0, step=1.9)
+        slow = self.said_in(lambda: next(seconds))
+        self.assertGreater(len(quick), 1)
+        self.assertGreater(len(slow), len(quick))
+        self.assertEqual([line for line in slow if not line.startswith("checking ")], quick)
 
     def test_wrong_usage_has_exit_code_2(self) -> None:
         for arguments in (["--what"], ["none.md"], ["--strict"], [str(self.root / "worklog")]):
