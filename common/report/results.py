@@ -276,6 +276,7 @@ class Repository:
         self.comparison = lru_cache(None)(self._comparison)
         self.verdicts = lru_cache(None)(self._verdicts)
         self.runs = lru_cache(None)(self._runs)
+        self.data_is_stale = lru_cache(None)(self._data_is_stale)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
     def _stages(self) -> list[str]:
@@ -373,5 +374,15 @@ class Repository:
         document = self.comparison(gpu)
         return None if document is None else rivals.Runs(document, self.root)
 
+    def has_data(self, name: str) -> bool:
+        return (self.root / "docs" / "data" / f"{name}.json").is_file()
+
     def _data(self, name: str) -> dict:
         return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)
+
+    def _data_is_stale(self, name: str) -> bool:
+        """Whether kernels have changed since a file of docs/data was measured, or it does not say which they were."""
+        import rivals
+
+        context = self.data(name)["context"]
+        return "source_hashes" not in context or bool(rivals.stale_operations(context, self.root))

@@ -120,6 +120,9 @@ class Runs:
         self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
         self._stale = [stale_operations(context, root) for context in self.contexts]
 
+    def __repr__(self) -> str:
+        return f"Runs({self.contexts}, {self._run_of}, {[sorted(operations) for operations in self._stale]})"
+
     def is_stale(self, cell: Cell) -> bool:
         """Whether its kernel has changed since it was measured."""
         return cell.operation in self._stale[self._run_of.get(cell.name, 0)]
