@@ -335,7 +335,7 @@ class Sync(Playground):
         now = 0.0
         with redirect_stderr(StringIO()) as said:
             progress = sync.Progress(lambda: now)
-            for now, doing in ((0.0, "a"), (1.9, "b"), (2.0, "c"), (2.1, "d"), (2.9, "e"), (3.0, "f"), (9.0, "f"), (9.1, "g")):
+            for now, doing in ((0, "a"), (1.9, "b"), (2, "c"), (2.1, "d"), (2.9, "e"), (3, "f"), (9, "f"), (9.1, "g")):
                 progress(doing)
         self.assertEqual(said.getvalue(), "c\nf\ng\n")
 
