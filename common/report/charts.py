@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Draws the charts of the writeups from the committed results, as SVG.
 
-    python3 common/report/charts.py                      every GPU and stage that has results
+    python3 common/report/charts.py                      every GPU and stage that has results: what has changed since
     python3 common/report/charts.py --gpu h200 --stage 04
-    python3 common/report/charts.py --check              redraws and compares bytes
+    python3 common/report/charts.py --force              all of them
+    python3 common/report/charts.py --check              writes none; compares bytes with what it draws, --force: of all
     python3 common/report/charts.py --compare A.json B.json   what two results files have in common, to my/compare.svg
 
 A chart of a stage goes to NN_name/charts/NAME_GPU.svg, one of the whole ladder to docs/charts/NAME_GPU.svg. The drawings
-of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. Needs requirements.txt.
+of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. redraw.py decides what has changed, by
+what a chart was drawn from when it was last drawn or compared in this folder. Needs requirements.txt.
 
 Every chart stands on a light panel of its own, for the reason that svg.py gives. Text stays text, in a generic family;
 it is measured with DejaVu Sans, which matplotlib brings along and which is wider than most, so that it fits with others
@@ -19,22 +21,28 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
+import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from html import escape
 from pathlib import Path
 
 import drawings
+import redraw
 from figures import percent, significant, size_of
 from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from svg import EDGE, INK, MUTED, PANEL
 from rivals import Verdict
 from tables import BASELINES, case_of, showcase
+
+# Before matplotlib is imported, which takes a while: what is edited meanwhile is drawn again.
+CODE = redraw.digest_of_code(Path(__file__))
 
 try:
     import matplotlib
@@ -63,6 +71,7 @@ STYLES = [
     ("#CC3377", "X", (0, (3, 1, 1, 1)), "ooo"),
     ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
+MANY = 4  # charts: what pays for a process of its own
 PEER_MARKERS = {"PyTorch": "x", "PyTorch, two calls": "+", "Inductor": "s", "flash-attn": "^", "Liger": "D"}
 
 SETTINGS = {
@@ -98,7 +107,7 @@ def numbered_clips(text: str) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    path: Path
+    path: Path  # from the repository's root
     title: str
     description: str  # what it shows, in words, for those who cannot see it
     figure: Figure
@@ -195,7 +204,7 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     ax.set_title(title)
     footnote(figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown))
     described = "; ".join(f"{label} {significant(seconds * 1e6)} microseconds".replace("\n", " ") for label, seconds, _, _ in bars)
-    return Chart(repository.root / stage / "charts" / f"time_{gpu}.svg", title, f"Bars on {gpu.upper()}: {described}.", figure)
+    return Chart(Path(f"{stage}/charts/time_{gpu}.svg"), title, f"Bars on {gpu.upper()}: {described}.", figure)
 
 
 def over_cols(entries: Sequence[Timing]) -> list[Timing]:
@@ -304,7 +313,8 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
              "cold L2 cache, the largest tensor at each width", provenance(repository, stage, gpu), stale_note(shown))
-    return Chart(repository.root / stage / "charts" / f"share_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"{stage}/charts/share_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
@@ -359,7 +369,8 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "cold L2 cache, median; the share is that of a stream of the same reads and writes", provenance(repository, stage, gpu),
              stale_note([t for _, bars in panels for t in bars]))
-    return Chart(repository.root / stage / "charts" / f"large_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"{stage}/charts/large_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def draw_prediction(ax: Axes, pairs: Sequence[tuple[Timing, Timing]], launch: float) -> tuple[object, str]:
@@ -432,7 +443,8 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), "bf16, median", basis, provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
-    return Chart(repository.root / stage / "charts" / f"fused_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"{stage}/charts/fused_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 # What BatchNorm's passes must move, as a ratio of the stream's bytes that their times are held against: training reads x twice
@@ -488,7 +500,8 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     footnote(figure, gpu.upper(), "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
              "cold L2 cache, tensors of more than 4 Mi elements", provenance(repository, stage, gpu), stale_note(own))
-    return Chart(repository.root / stage / "charts" / f"passes_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"{stage}/charts/passes_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
@@ -526,7 +539,8 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     title = f"{stage}: training on small tensors, {DTYPE}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "batchnorm_train", "cold L2 cache, median", provenance(repository, stage, gpu), stale_note([t for _, bars in panels for t in bars]))
-    return Chart(repository.root / stage / "charts" / f"small_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"{stage}/charts/small_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 # --- The whole ladder -----------------------------------------------------------------------------------------------
@@ -597,7 +611,7 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     footnote(figure, gpu.upper(), "cold L2 cache, median", stale_note(entries))
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
                       + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)
-    return Chart(repository.root / "docs" / "charts" / f"ladder_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+    return Chart(Path(f"docs/charts/ladder_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -638,7 +652,7 @@ def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
         f"{stage} {variant} " + ", ".join(f"{mode} {significant(t.seconds * 1e6)}" for mode, t in modes.items())
         for (stage, variant), modes in lines.items()
     )
-    return Chart(repository.root / "docs" / "charts" / f"cold_warm_{gpu}.svg", title, f"Microseconds on {gpu.upper()}: {words}.", figure)
+    return Chart(Path(f"docs/charts/cold_warm_{gpu}.svg"), title, f"Microseconds on {gpu.upper()}: {words}.", figure)
 
 
 def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -689,7 +703,7 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is", stale_note(checks))
     words = "; ".join(sentences) or "nothing fails"
-    return Chart(repository.root / "docs" / "charts" / f"numerics_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+    return Chart(Path(f"docs/charts/numerics_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, colors: Callable) -> None:
@@ -792,7 +806,8 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "large: tensors of 100 MiB and more; small and hollow: 1024 x 1024", "operations counted from the formulas, cold L2 cache",
              stale_note(points))
-    return Chart(repository.root / "docs" / "charts" / f"roofline_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"docs/charts/roofline_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -803,7 +818,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     document = repository.comparison(gpu)
     if document is None:
         return None
-    runs = rivals.Runs(document, repository)
+    runs = repository.runs(gpu)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
     drawn: set[rivals.Cell] = set()
     for entry in document["benchmarks"]:
@@ -842,21 +857,20 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     title = "The final kernels beside other libraries: share of a copy of the same bytes"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns", runs.origin(drawn), STALE_NOTE if old else "")
-    return Chart(repository.root / "docs" / "charts" / f"compare_{gpu}.svg", title, f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+    return Chart(Path(f"docs/charts/compare_{gpu}.svg"), title,
+                 f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
     import rivals
 
-    document = repository.comparison(gpu)
-    if document is None:
-        return None
     # The largest tensor at each width.
-    found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in sorted(rivals.verdicts(document), key=lambda v: v.cell.rows) if v.mode == "cold"}
+    by_rows = sorted(repository.verdicts(gpu).values(), key=lambda v: v.cell.rows)
+    found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in by_rows if v.mode == "cold"}
     if not found:
         return None
-    runs = rivals.Runs(document, repository)
+    runs = repository.runs(gpu)
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
     dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
     widths = sorted({cols for _, _, cols in found})
@@ -879,7 +893,7 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
              runs.origin(v.cell for v in found.values()), STALE_NOTE if old else "")
     lost = [f"{dtype} {operation} at {cols} columns {v.ahead:.2f}" for (dtype, operation, cols), v in found.items() if v.outcome == "lost"]
     words = f"{len(found)} cells, of which {sum(v.outcome == 'won' for v in found.values())} are won and these lost: {', '.join(sorted(lost)) or 'none'}"
-    return Chart(repository.root / "docs" / "charts" / f"compare_map_{gpu}.svg", title, f"On {gpu.upper()}: {words}.", figure)
+    return Chart(Path(f"docs/charts/compare_map_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 BEHIND_TO_AHEAD = LinearSegmentedColormap.from_list("behind_to_ahead", ["#D55E00", "#ffffff", "#0072B2"])
@@ -902,17 +916,13 @@ def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
     """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses of the first seed, and the
     time of a step."""
-    import rivals
-
-    path = repository.root / "docs" / "data" / f"gpt_{gpu}.json"
-    if not path.is_file():
+    data = f"gpt_{gpu}"
+    if not repository.has_data(data):
         return None
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = repository.data(data)
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
     context = document["context"]
-    # A file without hashes does not say which kernels it was.
-    hashes, codes = context.get("source_hashes", {}), context.get("codes", {})
-    old = not hashes or any(repository.is_stale({"stage": stage, "source_hash": hashes[stage], "code": codes.get(stage)}, gpu) for stage in hashes)
+    old = repository.data_is_stale(data)
     runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
     curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):
@@ -939,7 +949,7 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
              STALE_NOTE if old else "")
     words = "; ".join(f"{name}: loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
                       for name, run in runs.items())
-    return Chart(repository.root / "docs" / "charts" / f"gpt_{gpu}.svg", title, f"On {gpu.upper()}. {words}.", figure)
+    return Chart(Path(f"docs/charts/gpt_{gpu}.svg"), title, f"On {gpu.upper()}. {words}.", figure)
 
 
 # --- Two files beside each other ---------------------------------------------------------------------------------------
@@ -985,22 +995,104 @@ def gpus_with_results(repository: Repository) -> list[str]:
     return sorted(found, key=lambda gpu: (gpu != DEFAULT_GPU, gpu))
 
 
-def draw(repository: Repository, gpus: Sequence[str], stages: Sequence[str]) -> Iterator[Chart]:
+@dataclass(frozen=True)
+class Task:
+    """A chart to draw: of a stage, or of the whole ladder."""
+
+    make: Callable[..., Chart | None]
+    arguments: tuple[str, ...]  # the stage, where it is of one, and the GPU
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.make.__name__, *self.arguments))
+
+
+def tasks(repository: Repository, gpus: Sequence[str], stages: Sequence[str]) -> Iterator[Task]:
     """The charts of these GPUs: of these stages, and of the ladder where all stages are meant."""
     for gpu in gpus:
         measured = measured_stages(repository, gpu)
         for stage in stages:
             if stage in measured:
-                yield from (chart for make in STAGE_CHARTS if (chart := make(repository, stage, gpu)))
+                yield from (Task(make, (stage, gpu)) for make in STAGE_CHARTS)
         if list(stages) == repository.stages():
-            yield from (chart for make in LADDER_CHARTS if (chart := make(repository, gpu)))
+            yield from (Task(make, (gpu,)) for make in LADDER_CHARTS)
+
+
+@dataclass
+class Outcome:
+    """Which files."""
+
+    drawn: list[Path] = field(default_factory=list)
+    up_to_date: list[Path] = field(default_factory=list)
+    differ: list[Path] = field(default_factory=list)  # of those drawn: the file was another
+
+
+def draw(answers: redraw.Answers, task: Task) -> tuple[redraw.Note, str]:
+    """A chart's text, which is empty where there is nothing to draw, and how it came about."""
+    repository = redraw.Watched(answers)
+    chart = task.make(repository, *task.arguments)
+    text = chart.render() if chart else ""
+    return redraw.Note(chart.path.as_posix() if chart else None, redraw.digest(text), repository.asked), text
+
+
+@lru_cache(None)
+def answers_of_process(root: Path) -> redraw.Answers:
+    set_up()
+    return redraw.Answers(Repository(root))
+
+
+def draw_in_process(root: Path, task: Task) -> tuple[redraw.Note, str]:
+    return draw(answers_of_process(root), task)
+
+
+def draw_all(answers: redraw.Answers, wanted: Sequence[Task]) -> Iterator[tuple[redraw.Note, str]]:
+    """Draws these, in order; many of them in several processes, each of which needs a second to begin."""
+    processes = min(os.cpu_count() or 1, len(wanted) // MANY)
+    if processes < 2:
+        yield from (draw(answers, task) for task in wanted)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(partial(draw_in_process, answers.repository.root), wanted)
+
+
+def set_up() -> None:
+    plt.rcdefaults()
+    plt.rcParams.update(SETTINGS)
+
+
+def draw_what_changed(repository: Repository, wanted: Sequence[Task], check: bool, force: bool) -> Outcome:
+    """Draws the charts whose inputs have changed, or all with `force`; writes them, or compares them with `check`."""
+    answers = redraw.Answers(repository)
+    notes = redraw.Notes(answers, redraw.digest(CODE + redraw.digest_of_tools(SETTINGS["font.sans-serif"])))
+    as_noted = {} if force else {task.name: note for task in wanted if (note := notes.up_to_date(task.name))}
+    changed = [task for task in wanted if task.name not in as_noted]
+    outcome = Outcome(up_to_date=[repository.root / note.file for note in as_noted.values() if note.file])
+    for task, (note, text) in zip(changed, draw_all(answers, changed)):
+        if note.file:
+            path = repository.root / note.file
+            differ = drawings.write_or_check({path: text}, repository.root, check)
+            if not differ and not check:
+                print(f"drew {note.file}, which is as it was", flush=True)
+            outcome.drawn.append(path)
+            outcome.differ += differ
+        as_noted[task.name] = note
+    if changed:
+        notes.keep(as_noted)
+    return outcome
+
+
+def left_over(root: Path, drawn: set[Path]) -> list[Path]:
+    """Files that look like charts and are none any more, such as those of results that are gone."""
+    there = {path for folder in ("[0-9][0-9]_*", "docs") for path in root.glob(f"{folder}/charts/*.svg")}
+    return sorted(there - drawn)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draws the charts of the writeups from the committed results, or checks them.")
     parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
     parser.add_argument("--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a chart differs")
+    parser.add_argument("--check", action="store_true", help="write no chart; exit with 1 where one differs")
+    parser.add_argument("--force", action="store_true", help="draw also what has the inputs that it had the last time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="draw what two results files have in common, beside each other")
     parser.add_argument("--output", type=Path, help="where --compare draws to (default: my/compare.svg)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
@@ -1009,8 +1101,7 @@ def main(arguments: list[str] | None = None) -> int:
     repository = Repository(options.root)
     stages = repository.stages()
     if options.compare:
-        plt.rcdefaults()
-        plt.rcParams.update(SETTINGS)
+        set_up()
         output = (options.output or repository.root / "my/compare.svg").resolve()
         try:
             text = compare_chart(repository, *options.compare, output).render()
@@ -1032,18 +1123,26 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"no stage has results of '{options.gpu}'; there are results of: {', '.join(gpus) or 'no GPU yet'}")
         gpus = [options.gpu]
 
-    plt.rcdefaults()
-    plt.rcParams.update(SETTINGS)
+    set_up()
     try:
-        texts = {chart.path: chart.render() for chart in draw(repository, gpus, stages)}
+        outcome = draw_what_changed(repository, list(tasks(repository, gpus, stages)), options.check, options.force)
     except ReportError as error:
         sys.exit(f"charts.py: {error}")
     if not options.gpu:
-        texts |= drawings.pictures(repository.root, stages)
+        texts = drawings.pictures(repository.root, stages)
+        differ = drawings.write_or_check(texts, repository.root, options.check)
+        outcome.drawn += differ
+        outcome.differ += differ
+        outcome.up_to_date += texts.keys() - differ
     for stage in stages:
         if not any(repository.has_results(stage, gpu) for gpu in gpus):
             print(f"{stage} has no results{f' of {options.gpu}' if options.gpu else ''} yet, and so no charts")
-    return drawings.write_or_check(texts, repository.root, options.check)
+    left = [] if options.gpu or options.stage else left_over(repository.root, {*outcome.drawn, *outcome.up_to_date})
+    for path in left:
+        print(f"{path.relative_to(repository.root)}: nothing draws it now: delete it", file=sys.stderr)
+    drawn = f"{len(outcome.drawn)} drawn{' to compare' if options.check else ''}"
+    print(f"{drawn}, {len(outcome.up_to_date)} up to date")
+    return 1 if options.check and (outcome.differ or left) else 0
 
 
 if __name__ == "__main__":

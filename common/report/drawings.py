@@ -880,22 +880,22 @@ def pictures(root: Path, stages: list[str]) -> dict[Path, str]:
     return {root / name: draw().render() for name, draw in DRAWINGS.items() if name.split("/")[0] in stages}
 
 
-def write_or_check(texts: dict[Path, str], root: Path, check: bool) -> int:
-    """Writes each file that differs, or names it where `check`; returns the exit code."""
-    drifted = 0
+def write_or_check(texts: dict[Path, str], root: Path, check: bool) -> list[Path]:
+    """Writes each file that differs, or names it where `check`; returns these."""
+    differ = []
     for path, text in texts.items():
         shown = path.relative_to(root)
         there = path.read_text(encoding="utf-8") if path.is_file() else None
         if there == text:
             continue
+        differ.append(path)
         if check:
             print(f"{shown}: {'is missing' if there is None else 'differs from what is drawn now'}", file=sys.stderr)
-            drifted += 1
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            print(f"wrote {shown}")
-    return 1 if drifted else 0
+            print(f"drew {shown}", flush=True)
+    return differ
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -904,7 +904,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root = options.root.resolve()
-    return write_or_check(pictures(root, stage_folders(root)), root, options.check)
+    differ = write_or_check(pictures(root, stage_folders(root)), root, options.check)
+    return 1 if options.check and differ else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import difflib
 import math
 from dataclasses import dataclass
 
-import rivals
 from results import MODES, PEERS, Check, Repository, ReportError, Timing
 
 # unit: (what it measures, its size in the base unit, how it is written after the number)
@@ -156,14 +155,14 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
 
 def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -> Figure:
     """Our time in a cell of the comparison (or our share of a copy), or that of the fastest other."""
-    document = repository.comparison(gpu)
-    if document is None:
+    runs = repository.runs(gpu)
+    if runs is None:
         raise ReportError(f"nothing was compared on {gpu} yet")
     side, _, cell = name.partition("/")
-    found = next((v for v in rivals.verdicts(document) if f"{v.cell.name}/{v.mode}" == cell), None)
+    found = repository.verdicts(gpu).get(cell)
     if not found or side not in ("ours", "best"):
         raise ReportError(f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing")
-    stale = rivals.Runs(document, repository).is_stale(found.cell)
+    stale = runs.is_stale(found.cell)
     if dimension != "ratio":
         return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)
     if side == "best" or not found.share_of_copy:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import launches as launched
 import source_hash
+
+if TYPE_CHECKING:
+    import rivals
 
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
@@ -279,6 +282,7 @@ class Repository:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root.resolve()
+        self.stages = lru_cache(None)(self._stages)
         self.stage_results = lru_cache(None)(self._stage_results)
         self.peers = lru_cache(None)(self._peers)
         self.counters = lru_cache(None)(self._counters)
@@ -286,9 +290,12 @@ class Repository:
         self.data = lru_cache(None)(self._data)
         self.comparison = lru_cache(None)(self._comparison)
         self.lock = lru_cache(None)(self._lock)
+        self.verdicts = lru_cache(None)(self._verdicts)
+        self.runs = lru_cache(None)(self._runs)
+        self.data_is_stale = lru_cache(None)(self._data_is_stale)
         self.hash_now = lru_cache(None)(lambda stage: source_hash.source_hash(stage, self.root))
 
-    def stages(self) -> list[str]:
+    def _stages(self) -> list[str]:
         return source_hash.stage_folders(self.root)
 
     def results_path(self, stage: str, gpu: str) -> Path:
@@ -422,5 +429,29 @@ class Repository:
         path = self.comparison_path(gpu)
         return read_json(path, self.root) if path.is_file() else None
 
+    def _verdicts(self, gpu: str = DEFAULT_GPU) -> dict[str, rivals.Verdict]:
+        """Who is ahead in the comparison, by cell and timing: layernorm_forward/fp32/1024x1024/cold."""
+        import rivals  # which reads this module
+
+        document = self.comparison(gpu)
+        return {} if document is None else {f"{v.cell.name}/{v.mode}": v for v in rivals.verdicts(document)}
+
+    def _runs(self, gpu: str = DEFAULT_GPU) -> rivals.Runs | None:
+        """The runs that the comparison's cells come from; None where nothing was compared."""
+        import rivals
+
+        document = self.comparison(gpu)
+        return None if document is None else rivals.Runs(document, self)
+
+    def has_data(self, name: str) -> bool:
+        return (self.root / "docs" / "data" / f"{name}.json").is_file()
+
     def _data(self, name: str) -> dict:
         return read_json(self.root / "docs" / "data" / f"{name}.json", self.root)
+
+    def _data_is_stale(self, name: str) -> bool:
+        """Whether kernels have changed since a file of docs/data was measured, or it does not say which they were."""
+        context = self.data(name)["context"]
+        hashes, codes = context.get("source_hashes", {}), context.get("codes", {})
+        entries = [{"stage": stage, "source_hash": hashes[stage], "code": codes.get(stage)} for stage in hashes]
+        return not hashes or any(self.is_stale(entry) for entry in entries)

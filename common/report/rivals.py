@@ -112,7 +112,12 @@ class Runs:
         self.contexts = [document["context"], *(run["context"] for run in document.get("earlier", []))]
         self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
         self._recorded = launches.recorded(document)
+        self._cells = {cell for variant, cell, _ in (cell_of(entry["name"]) for entry in document["benchmarks"]) if variant == OURS}
         self._repository = repository
+
+    def __repr__(self) -> str:  # all that a chart may take from it (redraw.py)
+        stale = sorted(cell.name for cell in self._cells if self.is_stale(cell))
+        return f"Runs({self.contexts}, {self._run_of}, {stale})"
 
     def is_stale(self, cell: Cell) -> bool:
         """Whether other kernels than those that were measured would be launched now."""
@@ -141,11 +146,12 @@ def against_peers(place: Place) -> Table:
         for word in place.chosen(option):
             if word not in known:
                 raise ReportError(f"{option} is '{word}'; it must be of {', '.join(known)}")
-    of_operations = [v for v in verdicts(document) if v.cell.operation in (place.chosen("operation") or TENSORS)]
+    operations = place.chosen("operation") or TENSORS
+    of_operations = [v for v in place.repository.verdicts(place.gpu).values() if v.cell.operation in operations]
     found = [v for v in of_operations if v.cell.dtype in (place.chosen("dtype") or ELEMENT_BYTES) and v.mode in (place.chosen("mode") or MODES)]
     if not found:
         return Table("*Nothing was compared yet.*", False)
-    runs = Runs(document, place.repository)
+    runs = place.repository.runs(place.gpu)
     if place.option("show", "summary") == "summary":
         return with_source(place, path, runs, summary_lines(found, wrong_results(document), runs), [SUMMARY_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "totals":

@@ -6,7 +6,8 @@
     python3 common/report/sync.py --check --strict   also where a figure was measured on an earlier version
     python3 common/report/sync.py --why KEY          what has changed since a figure was measured: KEY as in sync:figure
 
-README.md in this folder describes the markers. Needs nothing but Python 3.11.
+Where it takes longer than 2 seconds, it says on stderr which file it is at. README.md in this folder describes the
+markers. Needs nothing but Python 3.11.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import figures
@@ -33,10 +36,28 @@ OPTIONS = {
 }
 
 
+QUIET, BETWEEN = 2.0, 1.0  # seconds: before the first line of progress, and from one to the next
+
+
 @dataclass(frozen=True)
 class Content:
     text: str
     stale: bool = False
+
+
+class Progress:
+    """Says on stderr what is being done: nothing in the first seconds, then a line a second at most, and none twice."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = clock() + QUIET
+        self._said = ""
+
+    def __call__(self, doing: str) -> None:
+        now = self._clock()
+        if now >= self._due and doing != self._said:
+            print(doing, file=sys.stderr, flush=True)
+            self._due, self._said = now + BETWEEN, doing
 
 
 def check_options(region: Region, allowed: set[str], words: int = 0) -> None:
@@ -111,15 +132,17 @@ def first_difference(now: str, wanted: str) -> str:
     return "differs from its source in white space"
 
 
-def sync_text(text: str, file: Path, repository: Repository) -> tuple[str, list[Problem], list[Problem]]:
+def sync_text(text: str, file: Path, repository: Repository,
+              step: Callable[[], None]) -> tuple[str, list[Problem], list[Problem]]:
     """The text with its regions filled, what is wrong with it as it stands, and which regions show old figures.
 
-    A region whose source is missing is left as it is.
+    A region whose source is missing is left as it is. `step` is called at each region.
     """
     regions, problems = regions_of(text)
     stale: list[Problem] = []
     filled, position = "", 0
     for region in regions:
+        step()
         try:
             if region.is_inline and starts_html_block(text, text.rfind("<!--", 0, region.begin)):
                 raise ReportError("begins its line, which makes Markdown show the line unformatted; put a word before it")
@@ -145,9 +168,9 @@ def documents(root: Path) -> Iterator[Path]:
         yield from sorted(root.glob(pattern))
 
 
-def check(file: Path, repository: Repository, strict: bool) -> list[Problem]:
+def check(file: Path, repository: Repository, strict: bool, step: Callable[[], None]) -> list[Problem]:
     text = file.read_text(encoding="utf-8")
-    filled, problems, stale = sync_text(text, file, repository)
+    filled, problems, stale = sync_text(text, file, repository, step)
     problems += stale if strict else []
     problems += dead_links(file, text, repository.root)
     problems += unknown_commands(text, repository.root)
@@ -157,13 +180,13 @@ def check(file: Path, repository: Repository, strict: bool) -> list[Problem]:
     return sorted(problems, key=lambda problem: problem.line)
 
 
-def fill(file: Path, repository: Repository) -> tuple[bool, list[Problem]]:
+def fill(file: Path, repository: Repository, step: Callable[[], None]) -> tuple[bool, list[Problem]]:
     """Writes the file where its text changes; returns whether it did, and what it could not fill."""
     text = file.read_text(encoding="utf-8")
-    filled, _, _ = sync_text(text, file, repository)
+    filled, _, _ = sync_text(text, file, repository, step)
     if filled != text:
         file.write_text(filled, encoding="utf-8")
-    return filled != text, sync_text(filled, file, repository)[1]
+    return filled != text, sync_text(filled, file, repository, step)[1]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,12 +215,15 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"{path} is not a Markdown file of this repository")
 
     found = 0
-    for file in files:
+    progress = Progress()
+    for number, file in enumerate(files, 1):
         shown = file.relative_to(repository.root)
+        step = partial(progress, f"{'checking' if options.check else 'filling'} {shown} ({number} of {len(files)})")
+        step()
         if options.check:
-            problems = check(file, repository, options.strict)
+            problems = check(file, repository, options.strict, step)
         else:
-            changed, problems = fill(file, repository)
+            changed, problems = fill(file, repository, step)
             if changed:
                 print(f"wrote {shown}")
         for problem in problems:

@@ -389,6 +389,47 @@ class Tables(unittest.TestCase):
         self.assertIn("*No cell is lost.*", self.table(content, show="lost"))
 
 
+class KeptComparison(unittest.TestCase):
+    """A repository reads the comparison once, and has the same to say of it as when it is read anew."""
+
+    def test_is_made_once_and_the_same(self) -> None:
+        cells = [Cell("layernorm_forward", "bf16", 64, cols) for cols in (256, 4096)]
+        entries = [timing(name, cell, mode, seconds) for cell in cells for mode in ("cold", "warm")
+                   for name, seconds in (("ours", 10e-6), ("torch", 20e-6), ("liger", 15e-6))]
+        content = document(entries) | {"earlier": [{"context": {"date": "2025-01-01"}, "cells": [cells[0].name]}]}
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            (root / "docs/compare").mkdir(parents=True)
+            (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
+            repository = results.Repository(root)
+            self.assertEqual(list(repository.verdicts("h200").values()), rivals.verdicts(content))
+            self.assertEqual(repr(repository.runs("h200")), repr(rivals.Runs(content, repository)))
+            options = {"key": f"compare/best/{cells[1].name}/warm", "unit": "us"}
+            first = figures.figure(repository, options, "h200")
+            with mock.patch.object(rivals, "verdicts") as verdicts, mock.patch.object(rivals, "Runs") as runs:
+                self.assertEqual(figures.figure(repository, options, "h200"), first)
+            # No lock and no source says that it is current.
+            self.assertEqual((first, verdicts.called, runs.called), (("15.0 µs†", True), False, False))
+
+    def test_nothing_was_compared(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            repository = results.Repository(Path(folder))
+            self.assertEqual((repository.verdicts("h200"), repository.runs("h200")), ({}, None))
+
+    def test_runs_say_all_that_is_in_them(self) -> None:
+        """A chart is drawn again where they say something else."""
+        content = document([timing("ours", CELL, "cold", 1e-6)]) | {"earlier": [{"context": {"date": "2025-01-01"}, "cells": [CELL.name]}]}
+        nowhere = results.Repository(Path("/nowhere"))
+        said = {repr(rivals.Runs(content, nowhere))}
+        with mock.patch.object(results.Repository, "is_current", return_value=True):
+            said.add(repr(rivals.Runs(content, nowhere)))
+        content["earlier"][0]["cells"] = []
+        said.add(repr(rivals.Runs(content, nowhere)))
+        content["earlier"][0]["context"]["date"] = "2025-01-02"
+        said.add(repr(rivals.Runs(content, nowhere)))
+        self.assertEqual(len(said), 4)
+
+
 class Chart(unittest.TestCase):
     def test_draws_a_panel_for_each_operation(self) -> None:
         try:

@@ -16,6 +16,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+from itertools import count
 from pathlib import Path
 from unittest import mock
 from xml.etree import ElementTree
@@ -30,8 +35,10 @@ import drawings
 import figures
 import markdown
 import pages
+import redraw
 import results
 import source_hash
+import sync
 import tables
 
 KERNELS_01 = """\
@@ -308,6 +315,37 @@ class Sync(Playground):
         self.assertIn("docs/page.md:2: ", message)
         self.assertIn("docs/page.md:3: ", message)
         self.assertIn("put a word before it", message)
+
+    def said_in(self, clock: Callable[[], float]) -> list[str]:
+        """What a check says on stderr, by a clock of our own."""
+        with (mock.patch.object(sync, "Progress", partial(sync.Progress, clock)), redirect_stderr(StringIO()) as said,
+              redirect_stdout(StringIO())):
+            sync.main(["--check", "--root", str(self.root)])
+        return said.getvalue().splitlines()
+
+    def test_says_what_it_does_once_that_takes_long(self) -> None:
+        self.sync()
+        self.assertEqual(self.said_in(lambda: 0.0), [])
+        seconds = count(start=0.0, step=1.9)
+        self.assertEqual(self.said_in(lambda: next(seconds)), [
+            f"checking {name} ({number} of 3)"
+            for number, name in enumerate(("README.md", "01_naive/README.md", "02_tree/README.md"), 1) if number > 1])
+
+    def test_progress_keeps_quiet_and_does_not_chatter(self) -> None:
+        now = 0.0
+        with redirect_stderr(StringIO()) as said:
+            progress = sync.Progress(lambda: now)
+            for now, doing in ((0, "a"), (1.9, "b"), (2, "c"), (2.1, "d"), (2.9, "e"), (3, "f"), (9, "f"), (9.1, "g")):
+                progress(doing)
+        self.assertEqual(said.getvalue(), "c\nf\ng\n")
+
+    def test_problems_stand_beside_the_progress_as_they_do_without(self) -> None:
+        quick = self.said_in(lambda: 0.0)
+        seconds = count(start=0.0, step=1.9)
+        slow = self.said_in(lambda: next(seconds))
+        self.assertGreater(len(quick), 1)
+        self.assertGreater(len(slow), len(quick))
+        self.assertEqual([line for line in slow if not line.startswith("checking ")], quick)
 
     def test_wrong_usage_has_exit_code_2(self) -> None:
         for arguments in (["--what"], ["none.md"], ["--strict"], [str(self.root / "worklog")]):
@@ -700,7 +738,7 @@ class Drawings(Playground):
         written = self.draw().splitlines()
         self.assertEqual(len(written), len(drawings.DRAWINGS), written)
         for line in written:
-            tree = ElementTree.fromstring(self.read(line.removeprefix("wrote ")))
+            tree = ElementTree.fromstring(self.read(line.removeprefix("drew ")))
             names = [child.tag.rpartition("}")[2] for child in tree]
             self.assertEqual(names[:2], ["title", "desc"])
             self.assertGreater(len(names), 20, line)
@@ -709,7 +747,7 @@ class Drawings(Playground):
         """Of each drawing's texts where they begin and end, in a wide font."""
         found = {}
         for line in self.draw().splitlines():
-            name = line.removeprefix("wrote ")
+            name = line.removeprefix("drew ")
             found[name] = []
             for text in ElementTree.fromstring(self.read(name)).iter("{http://www.w3.org/2000/svg}text"):
                 wide = "Mono" in text.get("font-family", "") or text.get("font-weight")
@@ -787,6 +825,61 @@ class Drawings(Playground):
         self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
 
 
+class Redraw(Playground):
+    def test_what_is_drawn_can_ask_and_is_watched(self) -> None:
+        answers = redraw.Answers(results.Repository(self.root))
+        watched = redraw.Watched(answers)
+        self.assertEqual(watched.stage_results("02_tree", "h200").timings[0].variant, "two_pass")
+        self.assertTrue(watched.has_results("01_naive", "h200"))
+        asked = {'["stage_results", "02_tree", "h200"]', '["has_results", "01_naive", "h200"]'}
+        self.assertEqual(set(watched.asked), asked)
+        for name in ("root", "results_path", "comparison_path"):  # ways to a file that nobody would see it read
+            with self.assertRaisesRegex(AttributeError, name):
+                getattr(watched, name)
+
+    def test_every_question_is_a_method(self) -> None:
+        for name in redraw.QUESTIONS:
+            self.assertTrue(callable(getattr(results.Repository(self.root), name)), name)
+
+    def test_notes_hold_while_the_answers_do(self) -> None:
+        self.write("a.svg", "<svg/>")
+
+        def notes(drawn_by: str = "this code") -> redraw.Notes:
+            return redraw.Notes(redraw.Answers(results.Repository(self.root)), drawn_by)
+
+        watched = redraw.Watched(redraw.Answers(results.Repository(self.root)))
+        watched.stage_results("01_naive", "h200")
+        note = redraw.Note("a.svg", redraw.digest("<svg/>"), watched.asked)
+        self.assertIsNone(notes().up_to_date("a"))
+        notes().keep({"a": note})
+        self.assertEqual(notes().up_to_date("a"), note)
+        self.assertIsNone(notes("other code").up_to_date("a"))
+        text = self.read("01_naive/results/h200.json")
+        self.write("01_naive/results/h200.json", text.replace(", ", ",\n"))  # says the same
+        self.assertEqual(notes().up_to_date("a"), note)
+        self.write("01_naive/results/h200.json", text.replace("0.0101", "0.0102"))
+        self.assertIsNone(notes().up_to_date("a"))
+        self.write("01_naive/results/h200.json", "{")
+        self.assertIsNone(notes().up_to_date("a"))
+        self.write("01_naive/results/h200.json", text)
+        self.assertEqual(notes().up_to_date("a"), note)
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
+        self.assertIsNone(notes().up_to_date("a"))
+
+    def test_code_is_a_file_and_what_it_imports(self) -> None:
+        first = self.write("code/first.py", "import os\nimport second\n")
+        self.write("code/second.py", "def late():\n    from third import thing\n")
+        self.write("code/third.py", "import first\nthing = 1\n")
+        self.write("code/other.py", "")
+        seen = {redraw.digest_of_code(first)}
+        self.edit("code/other.py", "", "import first\n")
+        self.assertEqual({redraw.digest_of_code(first)}, seen)
+        for name in ("first", "second", "third"):
+            self.write(f"code/{name}.py", self.read(f"code/{name}.py") + "# more\n")
+            self.assertNotIn(redraw.digest_of_code(first), seen)
+            seen.add(redraw.digest_of_code(first))
+
+
 @unittest.skipUnless(PLOTTER, NO_PLOTTER)
 class Charts(Playground):
     def setUp(self) -> None:
@@ -815,8 +908,8 @@ class Charts(Playground):
             (self.root / name).unlink()
         self.charts(PYTHONHASHSEED="7", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="0")
         self.assertEqual(self.svgs(), first)
-        self.assertNotIn("wrote", self.charts())
-        self.charts("--check")
+        self.assertEqual(self.charts("--check").splitlines()[-1], "0 drawn to compare, 7 up to date")
+        self.assertEqual(self.charts("--check", "--force").splitlines()[-1], "6 drawn to compare, 1 up to date")
 
     def test_says_in_words_what_it_shows(self) -> None:
         self.charts()
@@ -882,6 +975,54 @@ class Charts(Playground):
             old = "02_tree" in name or name.startswith(("docs/charts/ladder", "docs/charts/numerics"))
             self.assertEqual("†" in text.decode(), old, name)
 
+    def drew(self, *arguments: str) -> set[str]:
+        """What is drawn, of what had been drawn before."""
+        lines = self.charts(*arguments).splitlines()
+        found = {line.removeprefix("drew ") for line in lines if line.startswith("drew ")}
+        self.assertEqual(lines[-1], f"{len(found)} drawn, {7 - len(found)} up to date")
+        return found
+
+    def test_draws_what_has_changed(self) -> None:
+        self.assertEqual(self.drew(), set(self.svgs()))
+        self.assertEqual(self.drew(), set())
+        both = {"docs/charts/cold_warm_h200.svg, which is as it was", "docs/charts/ladder_h200.svg"}
+        numerics = "docs/charts/numerics_h200.svg, which is as it was"
+        self.edit("02_tree/results/h200.json", "8.168e-05", "8.268e-05")
+        self.assertEqual(self.drew(), {"02_tree/charts/time_h200.svg", numerics, *both})
+        self.edit("02_tree/kernels.cuh", "tree(float* x)", "tree(float* y)")  # daggers
+        self.assertEqual(self.drew(), {"02_tree/charts/time_h200.svg", numerics.split(",")[0], *both})
+        (self.root / "01_naive/results/h200.json").rename(self.root / "aside.json")
+        self.assertIn("02_tree/charts/time_h200.svg", self.charts())  # which shows the stage before
+        (self.root / "aside.json").rename(self.root / "01_naive/results/h200.json")
+        self.charts()
+        self.charts("--check", "--force")
+
+    def test_draws_again_what_was_edited_or_deleted(self) -> None:
+        self.charts()
+        first = self.svgs()
+        self.edit("02_tree/charts/time_h200.svg", "tree", "three")
+        (self.root / "docs/charts/ladder_h200.svg").unlink()
+        self.assertEqual(self.drew(), {"02_tree/charts/time_h200.svg", "docs/charts/ladder_h200.svg"})
+        self.assertEqual(self.svgs(), first)
+        self.write("build/charts.json", '{"drawn_by": 7')
+        self.assertEqual(len(self.drew()), 6)
+        charts = {name for name in first if name.endswith("_h200.svg")}
+        self.assertEqual(self.drew("--force"), {f"{name}, which is as it was" for name in charts})
+
+    def test_draws_again_with_other_code(self) -> None:
+        for file in REPORT.glob("*.py"):
+            shutil.copy(file, self.write(f"code/{file.name}", ""))
+
+        def last_line() -> str:
+            command = [str(PLOTTER), self.root / "code/charts.py", "--root", self.root, "--stage", "02"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        self.assertEqual(last_line(), "drew 02_tree/charts/time_h200.svg\n1 drawn, 0 up to date\n")
+        self.edit("code/sync.py", "import argparse", "import argparse  # which draws nothing")
+        self.assertEqual(last_line(), "0 drawn, 1 up to date\n")
+        self.edit("code/svg.py", '"#1f2328"', '"#000000"')  # the ink
+        self.assertEqual(last_line(), "drew 02_tree/charts/time_h200.svg\n1 drawn, 0 up to date\n")
+
     def test_another_gpu_gets_charts_of_its_own(self) -> None:
         other = self.read("01_naive/results/h200.json")
         self.write("01_naive/results/rtx4050.json", other)
@@ -892,6 +1033,16 @@ class Charts(Playground):
     def test_one_stage_only(self) -> None:
         self.charts("--stage", "02")
         self.assertEqual(list(self.svgs()), ["02_tree/charts/time_h200.svg"])
+
+    def test_names_a_chart_that_nothing_draws(self) -> None:
+        self.charts()
+        (self.root / "01_naive/results/h200.json").unlink()
+        left = [f"01_naive/charts/{name}_h200.svg: nothing draws it now" for name in ("share", "time")]
+        for arguments, expect in (([], 0), (["--check"], 1)):
+            found = self.charts(*arguments, expect=expect)
+            for words in left:
+                self.assertIn(words, found)
+        self.assertNotIn("nothing draws", self.charts("--check", "--stage", "02"))
 
     def test_says_what_has_no_results(self) -> None:
         self.assertIn("03_later has no results yet, and so no charts", self.charts())
@@ -1337,8 +1488,11 @@ class Committed(unittest.TestCase):
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
     def test_charts(self) -> None:
-        done = subprocess.run([str(PLOTTER), REPORT / "charts.py", "--check"], capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        for arguments, drawn in ((["--check", "--force"], ""), (["--check"], "0 drawn to compare, ")):
+            command = [str(PLOTTER), REPORT / "charts.py", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(drawn, done.stdout)
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
     def test_all_that_is_generated_comes_back_byte_for_byte(self) -> None:
