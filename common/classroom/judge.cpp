@@ -11,18 +11,21 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/classroom/handover.h"
+#include "common/harness/cases.h"
 #include "common/harness/check.h"
 #include "common/harness/device_buffer.h"
+#include "common/harness/document.h"
 #include "common/harness/flags.h"
 #include "common/harness/program.h"
 #include "common/harness/report.h"
-#include "common/harness/session.h"
+#include "common/harness/reporter.h"
 #include "common/harness/workspace.h"
 
 namespace worklog {
@@ -199,7 +202,9 @@ int run_judge(const Program& program, int argc, char** argv) {
     }
   }
   const WholeFile file(request.json);
-  file.write(JsonReporter().document({{"stage", program.stage()}}, program.stage(), checks, {}, {}));
+  const Json document =
+      document_of(JsonCollector().document(), {{"stage", program.stage()}}, program.stage(), checks, {}, {});
+  file.write(text_of(document));
   const bool all_accepted =
       std::all_of(checks.begin(), checks.end(), [](const Check& check) { return is_accepted(check.verdict); });
   return all_accepted ? 0 : 1;

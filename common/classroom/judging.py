@@ -22,7 +22,7 @@ from exercises import SOURCE, Exercise, ExerciseError, Goal
 from toolchain import Built, Toolchain, build
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
-from results import timing_of  # noqa: E402
+from results import timings_of  # noqa: E402
 from source_hash import tokens_of, without_comments  # noqa: E402
 
 Json = dict[str, Any]
@@ -374,7 +374,7 @@ def judge_speed(exercise: Exercise, program: Path, stage_program: Path, work: Pa
     times: list[dict[tuple[Any, ...], float]] = []  # of the exercise's program, and of the stage's; by operation, type and shape
     for path, flags in ((program, ""), (stage_program, f"--variant {exercise.variant}")):
         done = run(path, [*shlex.split(f"{exercise.speed.flags} {flags}"), "--input", "normal", "--time", "cold"], work / "times.json", limits)
-        timings = [timing for entry in done.document.get("benchmarks", []) if (timing := timing_of(entry, False))]
+        timings = timings_of(done.document, False)
         times.append({(timing.operation, timing.dtype, timing.rows, timing.cols): timing.seconds for timing in timings})
         if not timings:
             return None, Problem("speed", f"{path.name} could not be timed:\n{last_lines(done.output)}")

@@ -16,16 +16,18 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/classroom/handover.h"
 #include "common/harness/bind.h"
 #include "common/harness/counting.h"
+#include "common/harness/document.h"
 #include "common/harness/launch.cuh"
 #include "common/harness/program.h"
-#include "common/harness/report.h"
 
 namespace {
 
@@ -142,7 +144,7 @@ size_t not_written(const Task& task, const std::vector<Memory>& memories) {
   return bytes;
 }
 
-Outcome run_task(const Program& program, const Task& task, std::string& counts) {
+Outcome run_task(const Program& program, const Task& task, Json& counts) {
   std::vector<Memory> memories;
   DeviceArguments arguments{task.options, {}};
   device_pages.clear();
@@ -179,14 +181,14 @@ Outcome run_task(const Program& program, const Task& task, std::string& counts) 
     outcome = {.error = message.empty() ? error.what() : message, .images = {}};
     if (outcome.error.empty()) outcome.error = "an exception without a text";
   }
-  std::string kernels;
-  for (const simt::KernelCounts& kernel : simt::take_counts()) {
-    kernels += fmt::format("{}{}", kernels.empty() ? "" : ",", json_of(kernel));
-  }
-  counts = fmt::format(
-      "{{\"rows\": {}, \"cols\": {}, \"pixels\": {}, \"error\": {}, \"not_written\": {}, \"kernels\": [{}]}}",
-      task.options.rows, task.options.cols, task.options.pixels, json_string(outcome.error),
-      outcome.error.empty() ? not_written(task, memories) : 0, kernels);
+  Json kernels = Json::array();
+  for (const simt::KernelCounts& kernel : simt::take_counts()) kernels.push_back(json_of(kernel));
+  counts = {{"rows", task.options.rows},
+            {"cols", task.options.cols},
+            {"pixels", task.options.pixels},
+            {"error", outcome.error},
+            {"not_written", outcome.error.empty() ? not_written(task, memories) : 0},
+            {"kernels", kernels}};
   device_pages.clear();
   cudaDeviceReset();  // frees all, and forgets the error that a failed kernel left
   simt::clear_error();
@@ -229,15 +231,15 @@ int Program::run(int argc, char** argv) {
   if (argc < 3) return 2;
   try {
     catch_faults();
-    std::string all_counts;
+    Json all_counts = Json::array();
     for (const Task& task : read_tasks(argv[1])) {
-      std::string counts;
+      Json counts;
       append_outcome(argv[2], run_task(*this, task, counts));
-      all_counts += fmt::format("{}\n    {}", all_counts.empty() ? "" : ",", counts);
+      all_counts.push_back(std::move(counts));
     }
     if (argc > 3) {
       std::ofstream file(argv[3]);
-      file << fmt::format("{{\"can_count\": {}, \"counts\": [{}\n]}}\n", simt::can_count(), all_counts);
+      file << text_of({{"can_count", simt::can_count()}, {"counts", all_counts}});
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

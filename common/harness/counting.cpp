@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "common/harness/provenance.h"
 
@@ -126,58 +127,53 @@ void print_kernel(const KernelCounts& kernel, bool lines) {
 
 // --- JSON ----------------------------------------------------------------------------------------------------------
 
-std::string json_of(const simt::CountsByOperation& all, const std::string& indent) {
-  std::string text;
+Json json_of(const simt::CountsByOperation& all) {
+  Json counts = Json::object();
   for (size_t i = 0; i < simt::operations; ++i) {
     const Counts& c = all[i];
     if (c.requests == 0) continue;
-    text += fmt::format(
-        "{}\n{}  \"{}\": {{\"requests\": {}, \"lanes\": {}, \"bytes_asked\": {}, \"bytes_used\": {}, \"sectors\": {}, "
-        "\"lines\": {}, \"wavefronts\": {}, \"conflicts\": {}}}",
-        text.empty() ? "" : ",", indent, name_of(static_cast<Operation>(i)), c.requests, c.lanes, c.bytes_asked,
-        c.bytes_used, c.sectors, c.lines, c.wavefronts, c.conflicts);
+    counts[std::string(name_of(static_cast<Operation>(i)))] = {
+        {"requests", c.requests}, {"lanes", c.lanes}, {"bytes_asked", c.bytes_asked}, {"bytes_used", c.bytes_used},
+        {"sectors", c.sectors},   {"lines", c.lines}, {"wavefronts", c.wavefronts},   {"conflicts", c.conflicts}};
   }
-  return fmt::format("{{{}\n{}}}", text, indent);
+  return counts;
 }
 
-std::string json_of(const dim3& d) {
-  return fmt::format("[{}, {}, {}]", d.x, d.y, d.z);
-}
-
-std::string joined(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += fmt::format("{}{}", text.empty() ? "" : ",", part);
-  return text;
+Json json_of(const dim3& d) {
+  return {d.x, d.y, d.z};
 }
 
 }  // namespace
 
-std::string json_of(const KernelCounts& kernel) {
-  std::vector<std::string> lines, memory, findings;
-  for (const simt::LineCounts& line : kernel.lines) {
-    lines.push_back(fmt::format("\n          {{\"file\": {}, \"line\": {}, \"counts\": {}}}", json_string(line.file),
-                                line.line, json_of(line.counts, "          ")));
-  }
+Json json_of(const KernelCounts& kernel) {
+  Json memory = Json::array(), findings = Json::array(), lines = Json::array();
   for (const simt::MemoryCounts& m : kernel.memory) {
     memory.push_back(
-        fmt::format("\n          {{\"name\": {}, \"bytes\": {}, \"bytes_read\": {}, \"bytes_written\": {}}}",
-                    json_string(m.name), m.bytes, m.bytes_read, m.bytes_written));
+        {{"name", m.name}, {"bytes", m.bytes}, {"bytes_read", m.bytes_read}, {"bytes_written", m.bytes_written}});
   }
   for (const simt::Finding& f : kernel.findings) {
-    findings.push_back(fmt::format(
-        "\n          {{\"kind\": \"{}\", \"count\": {}, \"text\": {}, \"file\": {}, \"line\": {}, \"other_file\": {}, "
-        "\"other_line\": {}}}",
-        name_of(f.kind), f.count, json_string(f.text), json_string(f.file), f.line, json_string(f.other_file),
-        f.other_line));
+    findings.push_back({{"kind", name_of(f.kind)},
+                        {"count", f.count},
+                        {"text", f.text},
+                        {"file", f.file},
+                        {"line", f.line},
+                        {"other_file", f.other_file},
+                        {"other_line", f.other_line}});
   }
-  return fmt::format(
-      "\n        {{\n          \"kernel\": {},\n          \"grid\": {},\n          \"block\": {},\n"
-      "          \"cluster\": {},\n          \"dynamic_shared_bytes\": {},\n          \"dram_read_bytes\": {},\n"
-      "          \"dram_write_bytes\": {},\n          \"counts\": {},\n          \"memory\": [{}],\n"
-      "          \"findings\": [{}],\n          \"lines\": [{}]\n        }}",
-      json_string(kernel.kernel), json_of(kernel.grid), json_of(kernel.block), kernel.cluster, kernel.shared_bytes,
-      kernel.dram_read_bytes, kernel.dram_write_bytes, json_of(kernel.counts, "          "), joined(memory),
-      joined(findings), joined(lines));
+  for (const simt::LineCounts& line : kernel.lines) {
+    lines.push_back({{"file", line.file}, {"line", line.line}, {"counts", json_of(line.counts)}});
+  }
+  return {{"kernel", kernel.kernel},
+          {"grid", json_of(kernel.grid)},
+          {"block", json_of(kernel.block)},
+          {"cluster", kernel.cluster},
+          {"dynamic_shared_bytes", kernel.shared_bytes},
+          {"dram_read_bytes", kernel.dram_read_bytes},
+          {"dram_write_bytes", kernel.dram_write_bytes},
+          {"counts", json_of(kernel.counts)},
+          {"memory", memory},
+          {"findings", findings},
+          {"lines", lines}};
 }
 
 namespace {
@@ -188,19 +184,22 @@ struct Counted {
   std::vector<KernelCounts> kernels;
 };
 
-std::string json_of(const Counted& counted, const std::string& stage) {
+Json json_of(const Counted& counted, const std::string& stage) {
   const ProblemOptions& o = counted.check.options;
-  std::vector<std::string> kernels;
+  Json kernels = Json::array();
   for (const KernelCounts& kernel : counted.kernels) kernels.push_back(worklog::json_of(kernel));
-  return fmt::format(
-      "\n    {{\n      \"name\": {},\n      \"stage\": {},\n      \"variant\": {},\n      \"operation\": \"{}\",\n"
-      "      \"dtype\": \"{}\",\n      \"rows\": {},\n      \"cols\": {},\n      \"pixels\": {},\n      \"bytes\": "
-      "{},\n"
-      "      \"verdict\": \"{}\",\n      \"error\": {},\n      \"kernels\": [{}]\n    }}",
-      json_string(fmt::format("{}/{}/{}/{}/{}", stage, counted.check.variant, name_of(o.operation), name_of(o.dtype),
-                              shape_name(o))),
-      json_string(stage), json_string(counted.check.variant), name_of(o.operation), name_of(o.dtype), o.rows, o.cols,
-      o.pixels, counted.bytes, name_of(counted.check.verdict), json_string(counted.check.error), joined(kernels));
+  return {{"name", case_name(stage, counted.check.variant, o)},
+          {"stage", stage},
+          {"variant", counted.check.variant},
+          {"operation", name_of(o.operation)},
+          {"dtype", name_of(o.dtype)},
+          {"rows", o.rows},
+          {"cols", o.cols},
+          {"pixels", o.pixels},
+          {"bytes", counted.bytes},
+          {"verdict", name_of(counted.check.verdict)},
+          {"error", counted.check.error},
+          {"kernels", kernels}};
 }
 
 // Values do not change what is counted; normal ones are the least special.
@@ -296,13 +295,12 @@ int count_all(const Program& program, const Request& request, const std::vector<
   fmt::print("{} runs counted; {}\n", all.size(),
              findings == 0 ? "nothing was found to be wrong" : fmt::format("{} findings", findings));
   if (json_file) {
-    std::vector<std::string> counts;
-    for (const Counted& counted : all) counts.push_back(json_of(counted, program.stage()));
     const Provenance from = provenance();
-    json_file->write(fmt::format(
-        "{{\n  \"context\": {{\n    \"stage\": {},\n    \"commit\": {},\n    \"source_hash\": {}\n  }},\n"
-        "  \"counts\": [{}\n  ]\n}}\n",
-        json_string(program.stage()), json_string(from.commit), json_string(from.source_hash), joined(counts)));
+    Json document = {
+        {"context", {{"stage", program.stage()}, {"commit", from.commit}, {"source_hash", from.source_hash}}},
+        {"counts", Json::array()}};
+    for (const Counted& counted : all) document["counts"].push_back(json_of(counted, program.stage()));
+    json_file->write(text_of(document));
   }
   return findings > 0 || is_wrong ? 1 : 0;
 }
@@ -337,33 +335,42 @@ int trace_one(const Program& program, const Request& request, const std::vector<
   run_check(problem, *runner->variant, *runner->implementation, workspace, request.misalign, nullptr);
   const simt::Trace trace = simt::take_trace();
 
-  std::vector<std::string> steps, tensors;
+  Json steps = Json::array(), tensors = Json::array();
   for (const simt::TraceStep& step : trace.steps) {
-    std::string offsets;
+    Json offsets = Json::array();
     for (unsigned lane = 0; lane < 32; ++lane) {
       const bool active = (step.lanes & 1u << lane) != 0;
-      offsets += fmt::format("{}{}", lane == 0 ? "" : ",", active ? step.offset[lane] : 0);
+      offsets.push_back(active ? step.offset[lane] : 0);
     }
-    steps.push_back(
-        fmt::format("\n    {{\"operation\": \"{}\", \"warp\": {}, \"file\": {}, \"line\": {}, \"lanes\": {}, "
-                    "\"bytes\": {}, \"memory\": {}, \"offset\": [{}]}}",
-                    name_of(step.operation), step.warp, json_string(step.file), step.line, step.lanes, step.bytes,
-                    json_string(step.memory), offsets));
+    steps.push_back({{"operation", name_of(step.operation)},
+                     {"warp", step.warp},
+                     {"file", step.file},
+                     {"line", step.line},
+                     {"lanes", step.lanes},
+                     {"bytes", step.bytes},
+                     {"memory", step.memory},
+                     {"offset", offsets}});
   }
   for (const HostTensor& each_tensor : problem.tensors()) {
     if (!each_tensor.present) continue;
-    tensors.push_back(fmt::format("\n    {{\"name\": {}, \"element_bytes\": {}, \"cols\": {}, \"stride\": {}}}",
-                                  json_string(each_tensor.spec.name), size_of(each_tensor.dtype), each_tensor.cols,
-                                  each_tensor.stride));
+    tensors.push_back({{"name", each_tensor.spec.name},
+                       {"element_bytes", size_of(each_tensor.dtype)},
+                       {"cols", each_tensor.cols},
+                       {"stride", each_tensor.stride}});
   }
-  file.write(fmt::format(
-      "{{\n  \"stage\": {},\n  \"variant\": {},\n  \"operation\": \"{}\",\n  \"dtype\": \"{}\",\n  \"rows\": {},\n"
-      "  \"cols\": {},\n  \"row\": {},\n  \"kernel\": {},\n  \"grid\": {},\n  \"block\": {},\n"
-      "  \"traced_block\": [{}, {}, {}],\n  \"tensors\": [{}\n  ],\n  \"steps\": [{}\n  ]\n}}\n",
-      json_string(program.stage()), json_string(runner->variant->name()), name_of(options.operation),
-      name_of(options.dtype), options.rows, options.cols, request.row, json_string(trace.kernel), json_of(trace.grid),
-      json_of(trace.block), trace.traced_block.x, trace.traced_block.y, trace.traced_block.z, joined(tensors),
-      joined(steps)));
+  file.write(text_of({{"stage", program.stage()},
+                      {"variant", runner->variant->name()},
+                      {"operation", name_of(options.operation)},
+                      {"dtype", name_of(options.dtype)},
+                      {"rows", options.rows},
+                      {"cols", options.cols},
+                      {"row", request.row},
+                      {"kernel", trace.kernel},
+                      {"grid", json_of(trace.grid)},
+                      {"block", json_of(trace.block)},
+                      {"traced_block", json_of(trace.traced_block)},
+                      {"tensors", tensors},
+                      {"steps", steps}}));
   fmt::print("{} steps of block ({}, {}, {}) of {} written to {}\n", trace.steps.size(), trace.traced_block.x,
              trace.traced_block.y, trace.traced_block.z, trace.kernel, request.trace);
   return 0;

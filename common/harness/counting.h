@@ -4,20 +4,18 @@
 #include <simt/counts.h>
 
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "common/harness/device_buffer.h"
+#include "common/harness/cases.h"
+#include "common/harness/document.h"
 #include "common/harness/flags.h"
-#include "common/harness/problem.h"
 #include "common/harness/program.h"
 #include "common/harness/report.h"
-#include "common/harness/session.h"
 
 namespace worklog {
 
 // What was counted of one launch, as --json writes it.
-std::string json_of(const simt::KernelCounts& kernel);
+Json json_of(const simt::KernelCounts& kernel);
 
 // Where this program is the ordinary build, becomes the counting build beside it, which is given the same words. Throws
 // RequestError where there is none, and on a GPU. Returns in a counting build.

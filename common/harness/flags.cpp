@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <string_view>
@@ -127,7 +129,40 @@ void check_without(const Request& request) {
   }
 }
 
+// What our own output depends on is looked at here; the rest of Google Benchmark's flags is its own affair.
+void read_benchmark_flags(Request& request) {
+  const auto format = [&](std::string_view name, std::string& value) {
+    value = request.benchmark_flag(name).value_or(value);
+    if (value != "console" && value != "json" && value != "csv") {
+      throw RequestError(fmt::format("--benchmark_{} takes console, json or csv; it was given '{}'", name, value));
+    }
+  };
+  format("format", request.benchmark_format);
+  format("out_format", request.benchmark_out_format);
+  request.benchmark_out = request.benchmark_flag("out").value_or("");
+  const std::string interleaving = request.benchmark_flag("enable_random_interleaving").value_or("false");
+  if (interleaving != "false" && interleaving != "0") {
+    throw RequestError(
+        "--benchmark_enable_random_interleaving is not taken: the tensors of all benchmarks would have to be on the "
+        "device at once");
+  }
+}
+
 }  // namespace
+
+std::optional<std::string> Request::benchmark_flag(std::string_view name) const {
+  const std::string flag = fmt::format("--benchmark_{}", name);
+  std::optional<std::string> value;
+  for (const std::string& word : benchmark_flags) {  // the last one counts
+    if (word == flag) value = "";
+    if (word.starts_with(flag + "=")) value = word.substr(flag.size() + 1);
+  }
+  if (value) return value;
+  std::string variable = flag.substr(2);
+  std::transform(variable.begin(), variable.end(), variable.begin(), [](char c) { return std::toupper(c); });
+  const char* const set = std::getenv(variable.c_str());
+  return set ? std::optional<std::string>(set) : std::nullopt;
+}
 
 Request parse_flags(const Program& program, int argc, char** argv) {
   Request request;
@@ -137,6 +172,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
     const std::string_view argument = argv[i];
     (argument.starts_with("--benchmark_") ? request.benchmark_flags : arguments).emplace_back(argument);
   }
+  read_benchmark_flags(request);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
   std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal",
@@ -187,7 +223,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
                     "show each kernel's registers, shared memory, spills and occupancy"),
        run);
   CLI::Option* time_flag = what(app.add_option("--time", modes, "how to time: of cold,warm,graph"), run);
-  what(app.add_option("--max-seconds-per-timing", max_seconds, "samples are taken no longer than this"), run);
+  what(app.add_option("--max-seconds-per-timing", max_seconds, "samples are taken for about so long"), run);
   what(app.add_option("--json", request.json, "write the results to this file, as Google Benchmark does"), run);
   what(app.add_flag("--count", request.count,
                     "count what the kernels do to memory, and look for races and the like (CPU layer only)"),
@@ -201,7 +237,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        run);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
   app.footer(
-      "Google Benchmark's own flags (--benchmark_filter=..., --benchmark_repetitions=...) are taken as well.\n"
+      "Google Benchmark's own flags are taken as well: --benchmark_filter=REGEX, --benchmark_repetitions=N,\n"
+      "--benchmark_min_time=SECONDS, --benchmark_format=json, --benchmark_out=FILE and the others. A repetition is "
+      "one\n"
+      "sample; with --benchmark_min_time it is the mean of as many as take so long.\n"
       "Exit code: 0; 1 where a result was wrong; 2 where the request was.");
 
   try {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/harness/problem.h"
@@ -49,15 +51,24 @@ struct Request {
   std::vector<TimingMode> modes;
   bool modes_by_name = false;  // else a graph is only timed where the operation is small
   double max_seconds_per_timing = 0.5;
-  bool count = false;        // count what the kernels do to memory
-  bool lines = false;        // and show it line by line
-  std::string trace;         // path, or empty: where the steps of one block go
-  int64_t row = 0;           // the block that is traced works on this row
-  std::string launches;      // path, or empty: of a file that names cases, of which the launches are to be told
-  std::string json;          // path, or empty
-  std::string save_tensors;  // folder, or empty
-  std::vector<std::string> benchmark_flags;
-  std::string help;  // the text to print, where it was asked for; nothing else is set then
+  bool count = false;                         // count what the kernels do to memory
+  bool lines = false;                         // and show it line by line
+  std::string trace;                          // path, or empty: where the steps of one block go
+  int64_t row = 0;                            // the block that is traced works on this row
+  std::string launches;                       // path, or empty: of a file of cases, whose launches are to be told
+  std::string json;                           // path, or empty
+  std::string save_tensors;                   // folder, or empty
+  std::vector<std::string> benchmark_flags;   // --benchmark_..., which Google Benchmark reads itself
+  std::string benchmark_format = "console";   // or json, csv
+  std::string benchmark_out;                  // path, or empty
+  std::string benchmark_out_format = "json";  // or console, csv
+  std::string help;                           // the text to print, where it was asked for; nothing else is set then
+
+  // The value of a flag of Google Benchmark's ("repetitions", without --benchmark_), from the command line or from the
+  // environment, where Google Benchmark looks as well. Empty for a flag without a value; none where it was not given.
+  std::optional<std::string> benchmark_flag(std::string_view name) const;
+  // Where sentences and tables go: to stderr where stdout is to hold nothing but the JSON or CSV that was asked for.
+  std::FILE* talk() const { return benchmark_format == "console" ? stdout : stderr; }
 };
 
 // Throws RequestError.

@@ -72,29 +72,18 @@ void print_list(const Program& program) {
   for (const Input input : all_inputs()) fmt::print("  {:<18}{}\n", name_of(input), meaning_of(input));
 }
 
-void print_header(const Program& program, const Device& device) {
-  fmt::print("{}: {}\n", program.stage(), program.summary());
+void print_header(const Program& program, const Device& device, std::FILE* to) {
+  fmt::print(to, "{}: {}\n", program.stage(), program.summary());
   if (on_cpu_layer()) {
     fmt::print(
+        to,
         "This is the CPU layer: the kernels run on this machine's CPU, not on a GPU. Their results are checked as on a "
         "GPU;\n"
         "no time is shown, since a time taken here says nothing about a GPU.\n\n");
   } else {
-    fmt::print("{}, compute capability {}.{}, {} multiprocessors, {} MiB of L2 cache\n\n", device.name, device.major,
-               device.minor, device.multiprocessors, device.l2_bytes >> 20);
+    fmt::print(to, "{}, compute capability {}.{}, {} multiprocessors, {} MiB of L2 cache\n\n", device.name,
+               device.major, device.minor, device.multiprocessors, device.l2_bytes >> 20);
   }
-}
-
-// Google Benchmark reads its own flags, and leaves what it does not know.
-void take_benchmark_flags(const std::string& stage, const std::vector<std::string>& flags) {
-  std::vector<std::string> words = flags;
-  std::vector<char*> argv = {const_cast<char*>(stage.c_str())};  // kept by Google Benchmark as the program's name
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  int argc = static_cast<int>(words.size()) + 1;
-  benchmark::Initialize(&argc, argv.data());
-  if (argc > 1)
-    throw RequestError(fmt::format("{} is no flag of Google Benchmark, or its value is not valid", argv[1]));
 }
 
 void make_folder(const std::string& path) {
@@ -128,14 +117,16 @@ int run_request(const Program& program, int argc, char** argv) {
   std::vector<Case> cases = plan(program, request);
   std::optional<WholeFile> json_file;
   if (!request.json.empty()) json_file.emplace(request.json);
+  if (!request.benchmark_out.empty()) const WholeFile can_be_written(request.benchmark_out, "--benchmark_out");
   if (!request.save_tensors.empty()) make_folder(request.save_tensors);
 #ifdef WORKLOG_BACKEND_CPU
   if (!request.trace.empty()) return trace_one(program, request, cases);
   if (request.count) return count_all(program, request, cases, json_file);
 #endif
   const Device device = current_device();
+  for (const auto& [key, value] : context_of(program, device)) benchmark::AddCustomContext(key, value);
   Session session(program, request, device, std::move(cases), std::move(json_file));
-  print_header(program, device);
+  print_header(program, device, request.talk());
   const bool is_timed = !on_cpu_layer() && !request.check_only;
   session.check_all(is_timed);
   if (is_timed) session.time_all();

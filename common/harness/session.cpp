@@ -1,20 +1,19 @@
 #include "common/harness/session.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
-#include "common/harness/launch.cuh"
 #include "common/harness/npy.h"
 #include "common/harness/provenance.h"
 
 namespace worklog {
 namespace {
 
-constexpr int64_t most_graph_bytes = int64_t{64} << 20;  // what is timed from a graph without being asked for
+constexpr const char* state_of_gpu = "clocks.sm,clocks.mem,temperature.gpu,power.draw";
 
 class Stream {
  public:
@@ -27,46 +26,6 @@ class Stream {
  private:
   cudaStream_t stream_ = nullptr;
 };
-
-const Variant::Implementation* find_implementation(const Variant& variant, Operation operation, Dtype dtype,
-                                                   const Request& request) {
-  const Variant::Implementation* other = nullptr;
-  for (const Variant::Implementation& each : variant.implementations()) {
-    if (each.operation != operation || each.dtype != dtype) continue;
-    if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
-    other = &each;
-  }
-  return request.param_dtype || request.param_dtype_same ? nullptr : other;
-}
-
-std::string refusal(const Variant& variant, const ProblemOptions& options) {
-  for (const Variant::Limit& limit : variant.limits()) {
-    if (!limit.accepts(options)) return limit.sentence;
-  }
-  return "";
-}
-
-ProblemOptions options_of(const Request& request, Operation operation, Dtype dtype, Dtype param_dtype, Shape shape) {
-  ProblemOptions options;
-  options.operation = operation;
-  options.dtype = dtype;
-  options.param_dtype = param_dtype;
-  options.rows = shape.rows;
-  options.cols = shape.cols;
-  options.pixels = request.pixels;
-  options.layout = request.layout;
-  options.row_padding = request.row_padding;
-  options.input = request.inputs.front();
-  options.seed = request.seed;
-  options.eps = request.eps;
-  options.momentum = request.momentum;
-  options.round_before_gamma = request.round_before_gamma;
-  for (const TensorSpec& spec : tensors_of(operation)) {
-    const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
-    if (spec.optional && unwanted) options.absent.emplace_back(spec.name);
-  }
-  return options;
-}
 
 size_t longest_name(const Request& request) {
   size_t longest = 0;
@@ -94,12 +53,6 @@ size_t longest_input(const Request& request) {
   return longest;
 }
 
-// Out of memory, said of the case that asked for it.
-[[noreturn]] void refuse(const OutOfDeviceMemory& error, const ProblemOptions& options) {
-  throw RequestError(fmt::format("rows x cols = {} in {} does not fit the device: {}", shape_of(options),
-                                 name_of(options.dtype), error.what()));
-}
-
 std::string indented(const std::string& text) {
   std::string result = "      ";
   for (const char c : text) {
@@ -109,84 +62,41 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// The matrices that an operation reads and writes: the stream that it is held against.
-int count_matrices(const Problem& problem, bool written) {
-  int count = 0;
-  for (const HostTensor& tensor : problem.tensors()) {
-    if (tensor.present && tensor.spec.extent == Extent::matrix && (tensor.spec.role == Role::input) != written) ++count;
-  }
-  return count;
-}
-
-bool has_updated_tensors(const Problem& problem) {
-  return std::any_of(problem.tensors().begin(), problem.tensors().end(),
-                     [](const HostTensor& tensor) { return tensor.present && tensor.spec.role == Role::updated; });
-}
-
 }  // namespace
 
-std::vector<Case> plan(const Program& program, const Request& request) {
-  std::vector<Case> cases;
-  for (const Operation operation : request.operations) {
-    for (const Dtype dtype : request.dtypes) {
-      std::map<Dtype, std::vector<Runner>> by_param_dtype;  // another type of gamma is another problem
-      for (const Variant* variant : request.variants) {
-        const Variant::Implementation* found = find_implementation(*variant, operation, dtype, request);
-        if (found) by_param_dtype[found->param_dtype].push_back({variant, found, ""});
-      }
-      for (const auto& [param_dtype, runners] : by_param_dtype) {
-        for (const Shape shape : request.shapes) {
-          Case& each = cases.emplace_back(Case{options_of(request, operation, dtype, param_dtype, shape), runners});
-          check_options(each.options);
-          for (Runner& runner : each.runners) {
-            runner.left_out = refusal(*runner.variant, each.options);
-            if (request.variants_by_name && !runner.left_out.empty()) {
-              throw RequestError(fmt::format("--variant {} cannot do {}: {}", runner.variant->name(),
-                                             shape_of(each.options), runner.left_out));
-            }
-          }
-        }
-      }
-    }
-  }
-  if (cases.empty()) {
-    throw RequestError(
-        fmt::format("no variant of {} does what --operation, --dtype and --param-dtype ask for together "
-                    "(--list shows what each does)",
-                    program.stage()));
-  }
-  return cases;
+ContextEntries context_of(const Program& program, const Device& device) {
+  const Provenance origin = provenance();
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  ContextEntries entries = {
+      {"stage", program.stage()},
+      {"backend", on_cpu_layer() ? "cpu" : "gpu"},
+      {"gpu", device.name},
+      {"gpu_short", device.short_name},
+      {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+      {"multiprocessors", fmt::format("{}", device.multiprocessors)},
+      {"l2_bytes", fmt::format("{}", device.l2_bytes)},
+      {"memory_bytes", fmt::format("{}", device.memory_bytes)},
+      {"max_clock_khz", fmt::format("{}", device.clock_khz)},
+      {"max_memory_clock_khz", fmt::format("{}", device.memory_clock_khz)},
+      {"driver_cuda", version(device.driver)},
+      {"cuda_runtime", version(device.cuda_runtime)},
+      {"compiler", origin.compiler},
+      {"flags", origin.flags},
+      {"commit", origin.commit},
+      {"dirty", origin.dirty ? "true" : "false"},
+      {"source_hash", origin.source_hash},
+  };
+  if (const std::optional<std::string> driver = ask_nvidia_smi("driver_version"))
+    entries.emplace_back("driver", *driver);
+  return entries;
 }
-
-// The problem of the case that is being timed, in as many sets as cold samples take turns among.
-class Session::TimedProblem {
- public:
-  TimedProblem(const Case& each, std::shared_ptr<const Problem> of_case, int64_t misalign, const Timer& timer)
-      : of(&each), problem(std::move(of_case)) {
-    const int wanted = timer.useful_sets(problem->bytes_read() + problem->bytes_written());
-    try {
-      sets.emplace_back(*problem, misalign);
-    } catch (const OutOfDeviceMemory& error) {
-      refuse(error, problem->options());
-    }
-    try {
-      for (int i = 1; i < wanted; ++i) sets.emplace_back(*problem, misalign);
-    } catch (const OutOfDeviceMemory&) {
-      // Fewer sets do as well: the L2 cache is flushed in any case.
-    }
-  }
-
-  const Case* of;
-  std::shared_ptr<const Problem> problem;
-  std::vector<Workspace> sets;
-  TimedRunner* runner = nullptr;  // what ran on the sets last, and was not yet compared
-};
 
 Session::Session(const Program& program, const Request& request, const Device& device, std::vector<Case> cases,
                  std::optional<WholeFile> json_file)
     : program_(program),
       request_(request),
       device_(device),
+      out_(request.talk()),
       cases_(std::move(cases)),
       json_file_(std::move(json_file)),
       check_table_({{"variant", longest_name(request)},
@@ -196,22 +106,13 @@ Session::Session(const Program& program, const Request& request, const Device& d
                     {"input", longest_input(request)},
                     {"blocks x threads", 0, true},
                     {"max error", 12, true},
-                    {"verdict"}}),
-      timing_table_({{"variant", longest_name(request)},
-                     {"operation", longest_operation(request), false, request.operations.size() > 1},
-                     {"type"},
-                     {"rows x cols", longest_shape(request), true},
-                     {"mode", 5},
-                     {"median", 10, true},
-                     {"spread", 7, true},
-                     {"GB/s", 7, true},
-                     {"share", 7, true},
-                     {"of stream", 9}}) {
+                    {"verdict"}},
+                   request.talk()) {
   // Times do not depend on the values; normal ones are the least special.
   const auto& inputs = request_.inputs;
   timed_input_ =
       std::find(inputs.begin(), inputs.end(), Input::normal) != inputs.end() ? Input::normal : inputs.front();
-  if (json_file_) clocks_before_ = ask_nvidia_smi("clocks.sm,clocks.mem,temperature.gpu,power.draw");
+  if (json_file_) clocks_before_ = ask_nvidia_smi(state_of_gpu);
 }
 
 Session::~Session() = default;
@@ -254,26 +155,26 @@ void Session::check_case(const Case& each, Input input, bool timed_next) {
   }
   for (const Runner& runner : each.runners) {
     if (!runner.left_out.empty()) continue;
-    const bool kept = timed_next && input == timed_input_ && has_room_to_keep();
+    const bool is_timed = timed_next && input == timed_input_ && options.rows > 0;
+    const bool is_kept = is_timed && has_room_to_keep();
     Compared compared;
     Check check = run_check(*problem, *runner.variant, *runner.implementation, *workspace, request_.misalign,
-                            stream.get(), kept ? &compared : nullptr);
-    if (input == timed_input_ && options.rows > 0 && is_accepted(check.verdict)) {
-      TimedRunner& timed = to_time_.emplace_back(TimedRunner{&each, &runner, check});
-      if (kept) {
-        timed.problem = problem;
-        timed.compared = std::move(compared);
-      }
-    }
+                            stream.get(), is_kept ? &compared : nullptr);
     if (!request_.save_tensors.empty() && check.error.empty())
       save_tensors(*problem, *workspace, runner.variant->name());
     if (input == request_.inputs.front() && check.error.empty()) note_resources(check);
-    const bool error = !check.error.empty();
-    report(std::move(check));
-    if (error && device_is_lost()) {
-      lost_ = true;
-      return;
+    report(check);
+    if (!check.error.empty()) lost_ = device_is_lost();
+    if (is_timed && is_accepted(check.verdict)) {
+      propose({.of = &each,
+               .runner = &runner,
+               .bytes = problem->bytes_read() + problem->bytes_written(),
+               .launches = describe_launches(check.launches),
+               .problem = is_kept ? problem : nullptr,
+               .compared = std::move(compared)},
+              *workspace, stream.get());
     }
+    if (lost_) return;
   }
 }
 
@@ -289,7 +190,8 @@ void Session::print_resources() const {
   for (const VariantResources& of : resources_) {
     for (const KernelResources& k : of.kernels) longest_kernel = std::max(longest_kernel, k.kernel.size());
   }
-  fmt::print("\nwhat the kernels take: registers and spilled or local bytes of a thread, shared bytes of a block{}\n",
+  fmt::print(out_,
+             "\nwhat the kernels take: registers and spilled or local bytes of a thread, shared bytes of a block{}\n",
              on_cpu_layer() ? " (- is what the CPU layer cannot say)" : "");
   Table table({{"variant", longest_name(request_)},
                {"type"},
@@ -301,7 +203,8 @@ void Session::print_resources() const {
                {"shared", 6, true},
                {"dynamic", 0, true},
                {"blocks per SM", 0, true},
-               {"occupancy", 0, true}});
+               {"occupancy", 0, true}},
+              out_);
   for (const VariantResources& of : resources_) {
     for (const KernelResources& k : of.kernels) {
       table.print_row({of.variant, std::string(name_of(of.options.dtype)), shape_of(of.options), k.kernel,
@@ -342,167 +245,11 @@ void Session::report(Check check) {
   check_table_.print_row({check.variant, std::string(name_of(o.operation)), std::string(name_of(o.dtype)), shape_of(o),
                           std::string(name_of(o.input)), describe_launches(check.launches),
                           compared ? show_ulp(check.comparison.max_ulp_error) : "-", headline});
-  if (const std::string why = check.explain(); !why.empty()) fmt::print("{}\n", indented(why));
+  if (const std::string why = check.explain(); !why.empty()) fmt::print(out_, "{}\n", indented(why));
   checks_.push_back(std::move(check));
 }
 
-// --- Timings -------------------------------------------------------------------------------------------------------
-
-void Session::time_all() {
-  if (lost_ || to_time_.empty()) return;
-  timer_.emplace(device_.l2_bytes);
-  const Sampling brief = {.max_seconds = 0.1};
-  const TimedOperation empty = [](int, cudaStream_t stream) { launch_empty(stream); };
-  empty_launch_seconds_ = timer_->time(TimingMode::warm, empty, 1, brief).median;
-  empty_graph_launch_seconds_ = timer_->time(TimingMode::graph, empty, 1, brief).median;
-
-  fmt::print(
-      "\ntimed on {}: cold with the L2 cache flushed before each sample, warm without, graph as many launches in a "
-      "row\n"
-      "an empty kernel takes {} between its events, {} in a graph\n",
-      name_of(timed_input_), show_seconds(empty_launch_seconds_), show_seconds(empty_graph_launch_seconds_));
-  register_timings();
-  benchmark::RunSpecifiedBenchmarks(&json_);
-  if (!failure_) compare_after_timing();
-  timed_.reset();
-  if (failure_) std::rethrow_exception(failure_);
-}
-
-void Session::register_timings() {
-  benchmark::ClearRegisteredBenchmarks();
-  for (TimedRunner& timed : to_time_) {
-    const ProblemOptions& o = timed.of->options;
-    for (const TimingMode mode : request_.modes) {
-      const bool small = o.rows * o.cols * o.pixels * static_cast<int64_t>(size_of(o.dtype)) <= most_graph_bytes / 2;
-      if (mode == TimingMode::graph && !request_.modes_by_name && !small) continue;
-      const std::string name = fmt::format("{}/{}/{}/{}/{}/{}", program_.stage(), timed.runner->variant->name(),
-                                           name_of(o.operation), name_of(o.dtype), shape_name(o), name_of(mode));
-      // One iteration is one figure: the median of the samples, whose number the noise decides.
-      benchmark::RegisterBenchmark(name.c_str(),
-                                   [this, &timed, mode](benchmark::State& state) { time_one(state, timed, mode); })
-          ->UseManualTime()
-          ->Iterations(1)
-          ->Unit(benchmark::kMicrosecond);
-    }
-  }
-}
-
-void Session::time_one(benchmark::State& state, TimedRunner& timed, TimingMode mode) {
-  if (failure_ || lost_) {
-    state.SkipWithError("not run: an earlier one ended the program");
-    return;
-  }
-  try {
-    measure(state, timed, mode);
-  } catch (const CudaError& error) {
-    ++timing_errors_;
-    lost_ = device_is_lost();
-    state.SkipWithError(error.what());
-    fmt::print("  {} {}: {}\n", timed.runner->variant->name(), name_of(mode), error.what());
-  } catch (...) {
-    failure_ = std::current_exception();
-    state.SkipWithError("it could not be run");
-  }
-}
-
-void Session::measure(benchmark::State& state, TimedRunner& timed, TimingMode mode) {
-  if (!timed_ || timed_->of != timed.of) {
-    compare_after_timing();
-    timed_.reset();  // first, so that its memory is free
-    std::shared_ptr<const Problem> problem = timed.problem;
-    if (!problem) {
-      ProblemOptions options = timed.of->options;
-      options.input = timed_input_;
-      problem = std::make_shared<const Problem>(options);
-    }
-    timed_ = std::make_unique<TimedProblem>(*timed.of, std::move(problem), request_.misalign, *timer_);
-  }
-  if (timed_->runner != &timed) {
-    compare_after_timing();
-    for (Workspace& set : timed_->sets) {
-      set.overwrite(timed.runner->variant->overwritten());
-      set.reset();
-    }
-    timed_->runner = &timed;
-  }
-  const Problem& problem = *timed_->problem;
-  const int sets = static_cast<int>(timed_->sets.size());
-  Timing timing;
-  timing.variant = timed.runner->variant->name();
-  timing.options = problem.options();
-  timing.mode = mode;
-  timing.bytes = problem.bytes_read() + problem.bytes_written();
-  timing.max_ulp_error = timed.check.comparison.max_ulp_error;
-  timing.launches = describe_launches(timed.check.launches);
-
-  // A run without flags is over in seconds, however many variants there are. A timing comes with four brief ones.
-  constexpr double bare_seconds = 7;
-  const double timings = static_cast<double>(to_time_.size() * request_.modes.size());
-  const double most_seconds = request_.bare ? std::min(request_.max_seconds_per_timing, bare_seconds / (1.8 * timings))
-                                            : request_.max_seconds_per_timing;
-  const Sampling sampling = {.max_seconds = most_seconds};
-  const Sampling brief = {.max_seconds = most_seconds / 5};
-  const TimedOperation operation = [&](int set, cudaStream_t stream) {
-    timed.runner->implementation->launch(timed_->sets[set].arguments(), stream);
-  };
-  std::optional<Baseline> baseline;
-  try {
-    baseline.emplace(count_matrices(problem, false), count_matrices(problem, true), timing.bytes, sets);
-  } catch (const OutOfDeviceMemory&) {
-    // The operation alone fits: there is a time, and no share.
-  }
-  if (baseline) baseline->measure(*timer_, mode, brief);
-  timing.summary = timer_->time(mode, operation, sets, sampling);
-  if (baseline) {
-    baseline->measure(*timer_, mode, brief);
-    timing.stream = baseline->name();
-    timing.baseline = baseline->result();
-    timing.baseline_bytes = baseline->bytes();
-  }
-
-  for (auto _ : state) state.SetIterationTime(timing.summary.median);
-  state.counters["bytes"] = static_cast<double>(timing.bytes);
-  state.counters["bytes_per_second"] = timing.bytes_per_second();
-  state.counters["median_seconds"] = timing.summary.median;
-  state.counters["min_seconds"] = timing.summary.min;
-  state.counters["spread"] = timing.summary.spread();
-  state.counters["samples"] = timing.summary.samples;
-  state.counters["max_ulp_error"] = timing.max_ulp_error;
-  if (baseline) {
-    state.counters["share_of_copy"] = timing.share();
-    state.counters["stream_median_seconds"] = timing.baseline.median_seconds;
-    state.counters["stream_drift"] = timing.baseline.drift;
-  }
-  state.SetLabel(
-      fmt::format("stream {}, input {}, blocks x threads {}", timing.stream, name_of(timed_input_), timing.launches));
-  const bool adrift = std::abs(timing.baseline.drift) > 0.03;
-  print_timing(timing, adrift ? fmt::format("  the stream drifted by {:+.0f} %", timing.baseline.drift * 100) : "");
-  timings_.push_back(std::move(timing));
-}
-
-void Session::compare_after_timing() {
-  if (!timed_ || !timed_->runner || lost_) return;
-  TimedRunner& timed = *std::exchange(timed_->runner, nullptr);
-  const Runner& runner = *timed.runner;
-  const Problem& problem = *timed_->problem;
-  Workspace& first = timed_->sets.front();
-  Check check;
-  if (has_updated_tensors(problem) || !runner.variant->overwritten().empty()) {
-    // What is updated or overwritten has been so once per sample: the launch has to be made again on fresh values.
-    check = run_check(problem, *runner.variant, *runner.implementation, first, request_.misalign, timer_->stream(),
-                      &timed.compared);
-    check.after_timing = true;
-  } else {
-    check = check_results(problem, *runner.variant, first, request_.misalign, &timed.compared);
-  }
-  timed.compared = {};
-  timed.problem.reset();
-  for (size_t i = 1; i < timed_->sets.size() && check.error.empty(); ++i) {
-    for (std::string& sentence : timed_->sets[i].damage()) {
-      check.damage.push_back(std::move(sentence));
-      check.verdict = Verdict::failed;
-    }
-  }
+void Session::judged_after_timing(Check check) {
   if (is_accepted(check.verdict)) {
     checks_.push_back(std::move(check));
   } else {
@@ -510,50 +257,42 @@ void Session::compare_after_timing() {
   }
 }
 
-void Session::print_timing(const Timing& timing, const std::string& note) {
-  const ProblemOptions& o = timing.options;
-  const bool shared = !timing.stream.empty();
-  timing_table_.print_row(
-      {timing.variant, std::string(name_of(o.operation)), std::string(name_of(o.dtype)), shape_of(o),
-       std::string(name_of(timing.mode)), show_seconds(timing.summary.median),
-       fmt::format("{:.1f} %", timing.summary.spread() * 100), fmt::format("{:.0f}", timing.bytes_per_second() * 1e-9),
-       shared ? fmt::format("{:.3f}", timing.share()) : "-", (shared ? timing.stream : "no memory") + note});
+// --- Timings -------------------------------------------------------------------------------------------------------
+
+// What the check has shown to be right is run once more, which tells how many samples there will be time for.
+void Session::propose(Candidate candidate, const Workspace& workspace, cudaStream_t stream) {
+  const TimedOperation operation = [&](int, cudaStream_t on) {
+    candidate.runner->implementation->launch(workspace.arguments(), on);
+  };
+  try {
+    candidate.seconds = time_roughly(operation, stream);
+    to_time_.push_back(std::move(candidate));
+  } catch (const CudaError& error) {
+    ++timing_errors_;
+    lost_ = device_is_lost();
+    fmt::print(out_, "  {}: {}\n", candidate.runner->variant->name(), error.what());
+  }
+}
+
+void Session::time_all() {
+  if (lost_ || to_time_.empty()) return;
+  benchmarks_ = std::make_unique<Benchmarks>(program_, request_, device_, timed_input_, std::move(to_time_),
+                                             [this](Check check) { judged_after_timing(std::move(check)); });
+  benchmarks_->run(collector_);
+  timing_errors_ += benchmarks_->errors();
+  lost_ = benchmarks_->is_lost();
 }
 
 // --- The end -------------------------------------------------------------------------------------------------------
 
-std::vector<std::pair<std::string, std::string>> Session::context() const {
-  const Provenance origin = provenance();
-  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
-  std::vector<std::pair<std::string, std::string>> entries = {
-      {"stage", program_.stage()},
-      {"backend", on_cpu_layer() ? "cpu" : "gpu"},
-      {"gpu", device_.name},
-      {"gpu_short", device_.short_name},
-      {"compute_capability", fmt::format("{}.{}", device_.major, device_.minor)},
-      {"multiprocessors", fmt::format("{}", device_.multiprocessors)},
-      {"l2_bytes", fmt::format("{}", device_.l2_bytes)},
-      {"memory_bytes", fmt::format("{}", device_.memory_bytes)},
-      {"max_clock_khz", fmt::format("{}", device_.clock_khz)},
-      {"max_memory_clock_khz", fmt::format("{}", device_.memory_clock_khz)},
-      {"driver_cuda", version(device_.driver)},
-      {"cuda_runtime", version(device_.cuda_runtime)},
-      {"compiler", origin.compiler},
-      {"flags", origin.flags},
-      {"commit", origin.commit},
-      {"dirty", origin.dirty ? "true" : "false"},
-      {"source_hash", origin.source_hash},
-  };
-  if (const std::optional<std::string> driver = ask_nvidia_smi("driver_version"))
-    entries.emplace_back("driver", *driver);
+ContextEntries Session::context() const {
+  ContextEntries entries = context_of(program_, device_);
   if (clocks_before_) {
     entries.emplace_back("clocks_before", *clocks_before_);
-    entries.emplace_back("clocks_after",
-                         ask_nvidia_smi("clocks.sm,clocks.mem,temperature.gpu,power.draw").value_or("unknown"));
+    entries.emplace_back("clocks_after", ask_nvidia_smi(state_of_gpu).value_or("unknown"));
   }
-  if (!timings_.empty()) {
-    entries.emplace_back("empty_launch_us", fmt::format("{:.3f}", empty_launch_seconds_ * 1e6));
-    entries.emplace_back("empty_graph_launch_us", fmt::format("{:.3f}", empty_graph_launch_seconds_ * 1e6));
+  if (benchmarks_ && !benchmarks_->streams().empty()) {
+    for (auto& entry : benchmarks_->context()) entries.push_back(std::move(entry));
   }
   return entries;
 }
@@ -567,22 +306,30 @@ int Session::finish() {
   }
   const int failed = count[Verdict::failed] + count[Verdict::unexpected_pass];
   const int made = static_cast<int>(checks_.size()) - again;
-  fmt::print("\n{} {}: {} passed", made, made == 1 ? "check" : "checks", count[Verdict::passed]);
-  const auto add = [](int number, std::string_view what) {
-    if (number > 0) fmt::print(", {} {}", number, what);
+  fmt::print(out_, "\n{} {}: {} passed", made, made == 1 ? "check" : "checks", count[Verdict::passed]);
+  const auto add = [this](int number, std::string_view what) {
+    if (number > 0) fmt::print(out_, ", {} {}", number, what);
   };
   add(count[Verdict::expected_failure], "fail, as recorded");
   add(count[Verdict::permitted_failure], "fail, and may");
   add(failed, "FAILED");
-  if (again > 0) fmt::print("; {} results were compared again after timing", again);
-  fmt::print("\n");
-  if (lost_) fmt::print("stopped there: a kernel left an error that nothing can follow\n");
-  if (timing_errors_ > 0) fmt::print("{} timings could not be taken\n", timing_errors_);
+  if (again > 0) fmt::print(out_, "; {} results were compared again after timing", again);
+  fmt::print(out_, "\n");
+  if (lost_) fmt::print(out_, "stopped there: a kernel left an error that nothing can follow\n");
+  if (timing_errors_ > 0) fmt::print(out_, "{} timings could not be taken\n", timing_errors_);
 
   if (request_.resources) print_resources();
+  if (request_.benchmark_format == "json" && !collector_.has_begun()) {  // nothing was timed, and that is JSON as well
+    benchmark::JSONReporter nothing;
+    nothing.ReportContext({});
+    nothing.Finalize();
+  }
   if (json_file_) {
-    json_file_->write(json_.document(context(), program_.stage(), checks_, timings_, resources_));
-    fmt::print("results written to {}\n", request_.json);
+    const std::vector<StreamTiming> none;
+    const Json document = document_of(collector_.document(), context(), program_.stage(), checks_,
+                                      benchmarks_ ? benchmarks_->streams() : none, resources_);
+    json_file_->write(text_of(document));
+    fmt::print(out_, "results written to {}\n", request_.json);
   }
   return failed > 0 || lost_ || timing_errors_ > 0 ? 1 : 0;
 }

@@ -12,11 +12,12 @@
 namespace worklog {
 namespace {
 
-constexpr int largest_batch = 16;         // samples between two looks at the clock
+constexpr int largest_batch = 16;         // samples that are queued at once
 constexpr int64_t flush_factor = 4;       // the flush buffer, in sizes of the L2 cache
 constexpr int most_sets = 8;              // of tensors that cold samples take turns among
 constexpr double graph_seconds = 400e-6;  // what a replay of a graph takes, about
 constexpr int most_graph_launches = 200;
+constexpr double host_seconds = 20e-6;  // what the host adds to a sample, about: launches, events, a wait now and then
 
 using Clock = std::chrono::steady_clock;
 
@@ -62,15 +63,6 @@ void fill_with_noise(std::byte* data, int64_t bytes) {
   check_cuda(cudaDeviceSynchronize(), "filling the stream's arrays");
 }
 
-struct Graph {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ~Graph() {
-    if (executable) cudaGraphExecDestroy(executable);
-    if (graph) cudaGraphDestroy(graph);
-  }
-};
-
 }  // namespace
 
 std::string_view name_of(TimingMode mode) {
@@ -85,32 +77,52 @@ std::string_view name_of(TimingMode mode) {
   return "graph";
 }
 
+EventPair::EventPair() {
+  check_cuda(cudaEventCreate(&before_), "creating an event");
+  check_cuda(cudaEventCreate(&after_), "creating an event");
+}
+
+EventPair::~EventPair() {
+  if (before_) cudaEventDestroy(before_);
+  if (after_) cudaEventDestroy(after_);
+}
+
+void EventPair::start(cudaStream_t stream) {
+  check_cuda(cudaEventRecord(before_, stream), "recording an event");
+}
+
+void EventPair::stop(cudaStream_t stream) {
+  check_cuda(cudaEventRecord(after_, stream), "recording an event");
+}
+
+double EventPair::seconds() const {
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, before_, after_), "reading the time of a sample");
+  return milliseconds * 1e-3;
+}
+
+double time_roughly(const TimedOperation& operation, cudaStream_t stream) {
+  EventPair events;
+  events.start(stream);
+  operation(0, stream);
+  events.stop(stream);
+  check_cuda(cudaStreamSynchronize(stream), "running the operation");
+  return events.seconds();
+}
+
+// --- The timer -----------------------------------------------------------------------------------------------------
+
 Timer::Timer(int64_t l2_bytes)
-    : l2_bytes_(l2_bytes),
-      flush_bytes_(flush_factor * std::max(l2_bytes, int64_t{1} << 16)),
-      flush_memory_(flush_bytes_ + 16) {
+    : flush_bytes_(flush_factor * std::max(l2_bytes, int64_t{1} << 16)), flush_memory_(flush_bytes_ + 16) {
   check_cuda(cudaStreamCreate(&stream_), "creating a stream");
-  for (int i = 0; i < largest_batch; ++i) {
-    EventPair& pair = events_.emplace_back();
-    check_cuda(cudaEventCreate(&pair.before), "creating an event");
-    check_cuda(cudaEventCreate(&pair.after), "creating an event");
-  }
   check_cuda(cudaMemset(flush_memory_.data(), 0, flush_bytes_), "filling the flush buffer");
   check_cuda(cudaDeviceSynchronize(), "filling the flush buffer");
   for (int i = 0; i < 2; ++i) {  // the first one loads the kernel
-    check_cuda(cudaEventRecord(events_[0].before, stream_), "recording an event");
-    flush();
-    check_cuda(cudaEventRecord(events_[0].after, stream_), "recording an event");
-    check_cuda(cudaStreamSynchronize(stream_), "timing the flush");
-    flush_seconds_ = seconds_between(events_[0]);
+    flush_seconds_ = time_roughly([this](int, cudaStream_t) { flush(); }, stream_);
   }
 }
 
 Timer::~Timer() {
-  for (const EventPair& pair : events_) {
-    cudaEventDestroy(pair.before);
-    cudaEventDestroy(pair.after);
-  }
   if (stream_) cudaStreamDestroy(stream_);
 }
 
@@ -126,84 +138,125 @@ void Timer::flush() {
   launch_stream(1, 0, arrays, flush_bytes_, stream_);
 }
 
-double Timer::seconds_between(const EventPair& events) const {
-  float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, events.before, events.after), "reading the time of a sample");
-  return milliseconds * 1e-3;
+double Timer::seconds_per_sample(TimingMode mode, double seconds) const {
+  switch (mode) {
+    case TimingMode::cold:
+      return host_seconds + flush_seconds_ + seconds;
+    case TimingMode::warm:
+      return host_seconds + seconds;
+    case TimingMode::graph:
+      break;
+  }
+  return host_seconds + flush_seconds_ + 2 * std::max(graph_seconds, seconds);  // the first replay of two is not timed
 }
 
 Summary Timer::time(TimingMode mode, const TimedOperation& operation, int sets, const Sampling& sampling) {
-  return summarize(mode == TimingMode::graph ? time_graph(operation, sampling)
-                                             : time_singly(mode == TimingMode::cold, operation, sets, sampling));
-}
-
-std::vector<double> Timer::time_singly(bool cold, const TimedOperation& operation, int sets, const Sampling& sampling) {
-  operation(0, stream_);  // loads the kernels, and shows errors before anything is timed
-  check_cuda(cudaStreamSynchronize(stream_), "running the operation");
-  const Clock::time_point trial = Clock::now();
-  operation(0, stream_);
-  check_cuda(cudaStreamSynchronize(stream_), "running the operation");
-  const size_t batch = std::clamp(sampling.max_seconds / 10 / seconds_since(trial), 1.0, double{largest_batch});
-
+  Sampler sampler(*this, mode, operation, sets, sampling.max_seconds);
   std::vector<double> samples;
-  double queueing_seconds = 0;  // of a batch, on the host
-  int turn = 0;
-  // The first batch warms up clocks and caches, and tells how long the queueing takes.
-  Stopping stopping(sampling);
-  for (bool counts = false; !stopping.enough(samples); counts = true) {
-    // Keep the device busy until the batch is queued. Cold samples do so by themselves but for the first.
-    const double ahead = cold ? queueing_seconds / static_cast<double>(batch) : queueing_seconds;
-    const int lead = std::clamp(static_cast<int>(std::ceil(1.5 * ahead / flush_seconds_)), 1, 64);
-    for (int i = 0; i < lead; ++i) flush();
-    const Clock::time_point start = Clock::now();
-    if (!cold) operation(0, stream_);  // what the lead displaced comes back
-    for (size_t i = 0; i < batch; ++i) {
-      if (cold) flush();
-      check_cuda(cudaEventRecord(events_[i].before, stream_), "recording an event");
-      operation(cold ? turn++ % sets : 0, stream_);
-      check_cuda(cudaEventRecord(events_[i].after, stream_), "recording an event");
-    }
-    queueing_seconds = seconds_since(start);
-    check_cuda(cudaStreamSynchronize(stream_), "running the operation");
-    for (size_t i = 0; counts && i < batch; ++i) samples.push_back(seconds_between(events_[i]));
-  }
-  return samples;
+  for (Stopping stopping(sampling); !stopping.enough(samples);) samples.push_back(sampler.next());
+  return summarize(std::move(samples));
 }
 
-std::vector<double> Timer::time_graph(const TimedOperation& operation, const Sampling& sampling) {
+// --- Samples -------------------------------------------------------------------------------------------------------
+
+struct Sampler::Graph {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  int launches = 0;
+
+  ~Graph() {
+    if (executable) cudaGraphExecDestroy(executable);
+    if (graph) cudaGraphDestroy(graph);
+  }
+  void replay(cudaStream_t stream) const { check_cuda(cudaGraphLaunch(executable, stream), "replaying a graph"); }
+};
+
+Sampler::Sampler(Timer& timer, TimingMode mode, TimedOperation operation, int sets, double seconds)
+    : timer_(timer), mode_(mode), operation_(std::move(operation)), sets_(mode == TimingMode::cold ? sets : 1) {
+  if (mode_ == TimingMode::graph) {
+    events_ = std::vector<EventPair>(1);
+    capture();
+    return;
+  }
+  const auto run = [this] {
+    operation_(0, timer_.stream());
+    check_cuda(cudaStreamSynchronize(timer_.stream()), "running the operation");
+  };
+  run();  // loads the kernels, and shows errors before anything is timed
+  const Clock::time_point trial = Clock::now();
+  run();
+  const double most = std::clamp(seconds / 10 / seconds_since(trial), 1.0, double{largest_batch});
+  events_ = std::vector<EventPair>(static_cast<size_t>(most));
+  take_batch();
+  batch_.clear();  // the first batch warms up clocks and caches, and tells how long the queueing takes
+}
+
+Sampler::~Sampler() = default;
+
+double Sampler::next() {
+  if (graph_) return replay();
+  if (batch_.empty()) take_batch();
+  const double sample = batch_.back();
+  batch_.pop_back();
+  return sample;
+}
+
+void Sampler::take_batch() {
+  const bool cold = mode_ == TimingMode::cold;
+  const cudaStream_t stream = timer_.stream();
+  // Keep the device busy until the batch is queued. Cold samples do so by themselves but for the first.
+  const double ahead = cold ? queueing_seconds_ / static_cast<double>(events_.size()) : queueing_seconds_;
+  const int lead = std::clamp(static_cast<int>(std::ceil(1.5 * ahead / timer_.flush_seconds())), 1, 64);
+  for (int i = 0; i < lead; ++i) timer_.flush();
+  const Clock::time_point start = Clock::now();
+  if (!cold) operation_(0, stream);  // what the lead displaced comes back
+  for (EventPair& events : events_) {
+    if (cold) timer_.flush();
+    events.start(stream);
+    operation_(turn_++ % sets_, stream);
+    events.stop(stream);
+  }
+  queueing_seconds_ = seconds_since(start);
+  check_cuda(cudaStreamSynchronize(stream), "running the operation");
+  for (const EventPair& events : events_) batch_.push_back(events.seconds());
+  std::reverse(batch_.begin(), batch_.end());
+}
+
+void Sampler::capture() {
+  const cudaStream_t stream = timer_.stream();
   const Summary single =
-      summarize(time_singly(false, operation, 1, {.max_seconds = 0.02, .min_samples = largest_batch}));
-  const int launches =
+      timer_.time(TimingMode::warm, operation_, 1, {.max_seconds = 0.02, .min_samples = largest_batch});
+  graph_ = std::make_unique<Graph>();
+  graph_->launches =
       static_cast<int>(std::clamp(graph_seconds / std::max(single.median, 1e-9), 1.0, double{most_graph_launches}));
 
-  Graph graph;
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph");
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph");
   try {
-    for (int i = 0; i < launches; ++i) operation(0, stream_);
+    for (int i = 0; i < graph_->launches; ++i) operation_(0, stream);
   } catch (...) {
-    cudaStreamEndCapture(stream_, &graph.graph);
+    cudaStreamEndCapture(stream, &graph_->graph);
     cudaGetLastError();
     throw;
   }
-  check_cuda(cudaStreamEndCapture(stream_, &graph.graph), "capturing a graph");
-  check_cuda(cudaGraphInstantiate(&graph.executable, graph.graph, 0), "making a graph");
-  check_cuda(cudaGraphUpload(graph.executable, stream_), "uploading a graph");
-  check_cuda(cudaGraphLaunch(graph.executable, stream_), "replaying a graph");
-  check_cuda(cudaStreamSynchronize(stream_), "replaying a graph");
-
-  std::vector<double> samples;
-  for (Stopping stopping(sampling); !stopping.enough(samples);) {
-    const EventPair& events = events_[0];
-    flush();  // the device is busy while the rest is queued
-    check_cuda(cudaGraphLaunch(graph.executable, stream_), "replaying a graph");  // what the flush displaced comes back
-    check_cuda(cudaEventRecord(events.before, stream_), "recording an event");
-    check_cuda(cudaGraphLaunch(graph.executable, stream_), "replaying a graph");
-    check_cuda(cudaEventRecord(events.after, stream_), "recording an event");
-    check_cuda(cudaStreamSynchronize(stream_), "replaying a graph");
-    samples.push_back(seconds_between(events) / launches);
-  }
-  return samples;
+  check_cuda(cudaStreamEndCapture(stream, &graph_->graph), "capturing a graph");
+  check_cuda(cudaGraphInstantiate(&graph_->executable, graph_->graph, 0), "making a graph");
+  check_cuda(cudaGraphUpload(graph_->executable, stream), "uploading a graph");
+  graph_->replay(stream);
+  check_cuda(cudaStreamSynchronize(stream), "replaying a graph");
 }
+
+double Sampler::replay() {
+  const cudaStream_t stream = timer_.stream();
+  timer_.flush();          // the device is busy while the rest is queued
+  graph_->replay(stream);  // what the flush displaced comes back
+  events_[0].start(stream);
+  graph_->replay(stream);
+  events_[0].stop(stream);
+  check_cuda(cudaStreamSynchronize(stream), "replaying a graph");
+  return events_[0].seconds() / graph_->launches;
+}
+
+// --- Streams -------------------------------------------------------------------------------------------------------
 
 Baseline::Baseline(int reads, int writes, int64_t bytes, int sets)
     : reads_(std::clamp(reads, 1, max_stream_reads)),

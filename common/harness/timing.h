@@ -18,7 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +36,9 @@ std::string_view name_of(TimingMode mode);
 // Launches an operation once. `set` says which of several sets of tensors to take, where there are several.
 using TimedOperation = std::function<void(int set, cudaStream_t stream)>;
 
+// One run of an operation whose kernels are loaded, in seconds: what a sample will take, roughly. Throws CudaError.
+double time_roughly(const TimedOperation& operation, cudaStream_t stream);
+
 // Samples are taken until the median is known to `uncertainty` (a ratio, statistics.h) or the time is up.
 struct Sampling {
   double max_seconds = 0.5;
@@ -44,6 +47,23 @@ struct Sampling {
   int max_samples = 20000;
 };
 
+// Two events on a stream, and the time between them.
+class EventPair {
+ public:
+  EventPair();
+  ~EventPair();
+  EventPair(const EventPair&) = delete;
+  EventPair& operator=(const EventPair&) = delete;
+
+  void start(cudaStream_t stream);
+  void stop(cudaStream_t stream);
+  double seconds() const;  // once the stream has come to the second one
+
+ private:
+  cudaEvent_t before_ = nullptr, after_ = nullptr;
+};
+
+// What samples are taken with: a stream, and what fills the L2 cache.
 class Timer {
  public:
   // `l2_bytes` is the size of the device's L2 cache.
@@ -57,26 +77,53 @@ class Timer {
   // How many sets of tensors of `set_bytes` each a cold timing should take turns among.
   int useful_sets(int64_t set_bytes) const;
 
-  // The time of one operation, in seconds. Cold timing takes turns among `sets` sets, the others take set 0.
-  // Throws CudaError, among others where a graph is asked for and the operation cannot be captured.
+  // What one sample of an operation takes in all, in seconds, with what lies between it and the next one. `seconds` is
+  // what the operation takes.
+  double seconds_per_sample(TimingMode mode, double seconds) const;
+
+  // The time of one operation, in seconds, from as many samples as `sampling` asks for.
   Summary time(TimingMode mode, const TimedOperation& operation, int sets, const Sampling& sampling);
 
+  // Fills the L2 cache with other data; also what the device does while work is queued.
+  void flush();
+  double flush_seconds() const { return flush_seconds_; }
+
  private:
-  struct EventPair {
-    cudaEvent_t before, after;
-  };
-
-  std::vector<double> time_singly(bool cold, const TimedOperation& operation, int sets, const Sampling& sampling);
-  std::vector<double> time_graph(const TimedOperation& operation, const Sampling& sampling);
-  void flush();  // fills the L2 cache with other data; also what the device does while work is queued
-  double seconds_between(const EventPair& events) const;
-
   cudaStream_t stream_ = nullptr;
-  std::vector<EventPair> events_;
-  int64_t l2_bytes_;
   int64_t flush_bytes_;
   DeviceMemory flush_memory_;
   double flush_seconds_ = 0;
+};
+
+// Takes samples of one operation, one after the other.
+class Sampler {
+ public:
+  // Runs the operation a few times, which shows its errors and what it takes. Cold samples take turns among `sets`
+  // sets, the others take set 0. `seconds` is about how long samples will be taken for: none are taken in advance for
+  // more than a tenth of that. The timer must outlive the sampler. Throws CudaError, among others where a graph is
+  // asked for and the operation cannot be captured.
+  Sampler(Timer& timer, TimingMode mode, TimedOperation operation, int sets, double seconds);
+  ~Sampler();
+
+  // The time of one run of the operation, in seconds.
+  double next();
+
+ private:
+  struct Graph;
+
+  void capture();
+  void take_batch();
+  double replay();
+
+  Timer& timer_;
+  TimingMode mode_;
+  TimedOperation operation_;
+  int sets_;
+  std::vector<EventPair> events_;  // one for each sample of a batch
+  std::vector<double> batch_;      // samples that were taken and not yet given out, the next one at the back
+  double queueing_seconds_ = 0;    // of a batch, on the host
+  int turn_ = 0;                   // of the sets
+  std::unique_ptr<Graph> graph_;   // in graph mode
 };
 
 // What a copy, or a stream of as many reads and writes, takes for the bytes of an operation.

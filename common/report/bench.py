@@ -30,7 +30,7 @@ from typing import Any
 
 import merge_results
 from programs import CHILDREN, Failed, Program, programs_in, require_gpu, shown
-from results import ROOT, ReportError
+from results import ROOT, ReportError, Repository, Timing
 from tables import MODELS
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. What can be done instead:
@@ -242,17 +242,18 @@ def finish_stage(program: Program, runs: Sequence[Run], kept: Path, path: Path, 
     merged["context"]["grid"] = grid
     path.parent.mkdir(parents=True, exist_ok=True)
     merge_results.write(path, merged)
-    print(f"  {program.stage}: {len(merged['benchmarks'])} timings written to {shown(path)}", flush=True)
+    timings = Repository().results_in(path).timings
+    print(f"  {program.stage}: {len(timings)} timings written to {shown(path)}", flush=True)
+    show_best(timings)
 
 
-def show_best(path: Path) -> None:
+def show_best(timings: Sequence[Timing]) -> None:
     """The fastest variant at 1024 x 1024, as a word on the way."""
-    benchmarks = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
-    cold = [b for b in benchmarks if "/fp32/1024x1024/cold" in b["name"] and "median_seconds" in b]
+    cold = [t for t in timings if (t.dtype, t.shape, t.mode) == ("fp32", "1024x1024", "cold")]
     if cold:
-        best = min(cold, key=lambda b: b["median_seconds"])
-        share = f", {best['share_of_copy'] * 100:.0f} % of a copy's speed" if best.get("share_of_copy") else ""
-        print(f"    fastest at 1024 x 1024, fp32, cold: {best['name'].split('/')[1]}, {best['median_seconds'] * 1e6:.2f} us{share}", flush=True)
+        best = min(cold, key=lambda t: t.seconds)
+        share = f", {best.share_of_copy * 100:.0f} % of a copy's speed" if best.share_of_copy else ""
+        print(f"    fastest at 1024 x 1024, fp32, cold: {best.variant}, {best.seconds * 1e6:.2f} us{share}", flush=True)
 
 
 class Work:
@@ -342,7 +343,6 @@ def bench(options: argparse.Namespace) -> int:
                 path = destination(program, gpu, options.output)
                 finish_stage(program, runs, kept, path, grid)
                 finished += runs
-                show_best(path)
         except BaseException:
             CHILDREN.stop()
             pool.shutdown(cancel_futures=True)

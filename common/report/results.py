@@ -23,6 +23,7 @@ DEFAULT_GPU = "h200"
 MODES = ("cold", "warm", "graph")
 LAST, FIRST = "channels_last", "channels_first"  # layouts of images
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # of Google Benchmark's time units
 
 PEERS = "peers"  # stands where a stage's name does
 PEER_LABELS = {
@@ -221,22 +222,25 @@ def case_name(entry: dict[str, Any]) -> str:
     return f"{entry['variant']}/{entry['operation']}/{entry['dtype']}/{shape}"
 
 
-def timing_of(entry: dict, stale: bool) -> Timing | None:
-    """A Google Benchmark entry as a Timing; None for aggregates, skipped runs and names that are not ours."""
-    parts = str(entry.get("name", "")).split("/")
-    if entry.get("run_type") == "aggregate" or entry.get("error_occurred") or entry.get("skipped") or len(parts) < 6:
+def timing_named(name: str, seconds: float, **values) -> Timing | None:
+    """A Timing by the name of its benchmark; None for a name that is not ours."""
+    parts = name.split("/")
+    if len(parts) < 6:
         return None
     stage, variant, operation, dtype, shape, mode = parts[:6]  # what follows is Google Benchmark's own
     if mode not in MODES or dtype not in ELEMENT_BYTES:
         return None
-    seconds = number(entry, "median_seconds")
-    if seconds is None:
-        return None
     numbers, _, first = shape.partition("-")
     rows, cols, pixels = (*map(int, numbers.split("x")), 1)[:3]
+    return Timing(stage, variant, operation, dtype, rows, cols, mode, seconds, pixels, FIRST if first else LAST, **values)
+
+
+def timing_of_summary(entry: dict, stale: bool) -> Timing | None:
+    """A benchmark of one entry that holds the median of its samples: what programs wrote until Google Benchmark took the
+    samples itself, and the committed results are."""
     samples = number(entry, "samples")
-    return Timing(
-        stage, variant, operation, dtype, rows, cols, mode, seconds, pixels, FIRST if first else LAST,
+    return timing_named(
+        str(entry.get("name", "")), entry["median_seconds"],
         bytes_per_second=number(entry, "bytes_per_second"),
         share_of_copy=number(entry, "share_of_copy"),
         spread=number(entry, "spread"),
@@ -244,6 +248,59 @@ def timing_of(entry: dict, stale: bool) -> Timing | None:
         counters={key: float(value) for key, value in entry.items() if number(entry, key) is not None},
         stale=stale,
     )
+
+
+def timing_of_runs(name: str, entries: list[dict], stream: dict, ulp: float | None, stale: bool) -> Timing | None:
+    """A benchmark whose repetitions are samples, from Google Benchmark's statistics over them; from the repetition itself
+    where there is but one. `stream` is what the time is held against, `ulp` the error of the check beside it."""
+    aggregates = {entry.get("aggregate_name"): entry for entry in entries if entry.get("run_type") == "aggregate"}
+    middle = aggregates.get("median") or (entries[0] if len(entries) == 1 and not aggregates else None)
+    if middle is None:
+        return None
+
+    def seconds_of(entry: dict) -> float:
+        return float(entry["real_time"]) * SECONDS[entry["time_unit"]]
+
+    seconds = seconds_of(middle)
+    counters = {"median_seconds": seconds, "samples": float(middle.get("repetitions", 1)), "bytes": number(middle, "bytes"),
+                "bytes_per_second": number(middle, "bytes_per_second"), "max_ulp_error": ulp}
+    if "min" in aggregates:
+        counters["min_seconds"] = seconds_of(aggregates["min"])
+    if "p10" in aggregates and "p90" in aggregates:
+        counters["spread"] = (seconds_of(aggregates["p90"]) - seconds_of(aggregates["p10"])) / seconds
+    if stream:
+        counters |= {"share_of_copy": stream["median_seconds"] / seconds, "stream_median_seconds": stream["median_seconds"],
+                     "stream_drift": number(stream, "drift")}
+    counters = {key: value for key, value in counters.items() if value is not None}
+    return timing_named(
+        name, seconds,
+        bytes_per_second=counters.get("bytes_per_second"),
+        share_of_copy=counters.get("share_of_copy"),
+        spread=counters.get("spread"),
+        samples=int(counters["samples"]),
+        counters=counters,
+        stale=stale,
+    )
+
+
+def timings_of(document: dict, stale: bool) -> list[Timing]:
+    """The timings of a results file; without those that failed, and names that are not ours."""
+    streams = {entry["timing"]: entry for entry in document.get("streams", []) if "timing" in entry}
+    errors = {check.get("name"): number(check, "max_ulp_error") for check in document.get("checks", []) if check.get("after_timing")}
+    benchmarks: dict[str, list[dict]] = {}
+    for entry in document.get("benchmarks", []):
+        benchmarks.setdefault(str(entry.get("run_name", entry.get("name", ""))), []).append(entry)
+    timings: list[Timing | None] = []
+    for name, entries in benchmarks.items():
+        if any(entry.get("error_occurred") or entry.get("skipped") for entry in entries):
+            continue
+        summaries = [entry for entry in entries if number(entry, "median_seconds") is not None]
+        if summaries:
+            timings += [timing_of_summary(entry, stale) for entry in summaries]
+            continue
+        parts = name.split("/")
+        timings.append(timing_of_runs(name, entries, streams.get("/".join(parts[:6]), {}), errors.get("/".join(parts[:5])), stale))
+    return [timing for timing in timings if timing]
 
 
 def with_layout(timing: Timing, checks: Iterable[Check]) -> Timing:
@@ -318,7 +375,7 @@ class Repository:
 
         stale = stage is not None and (any(map(is_old, recorded)) if recorded else is_old(""))
         try:
-            timings = tuple(t for t in (timing_of(e, stale) for e in document.get("benchmarks", [])) if t)
+            timings = timings_of(document, stale)
             checks = tuple(check_of(e, stale) for e in document.get("checks", []))
             timings = tuple(with_layout(t, checks) for t in timings)
             timings = tuple(replace(t, stale=is_old(t.case)) for t in timings)

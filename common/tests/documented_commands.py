@@ -33,6 +33,7 @@ LEFT_OUT = {
     "ctest ": "likewise",
     "./worklog clean": "it would take away what the others need",
     "./worklog docs": "it serves until it is stopped; continuous integration builds the site with --build",
+    "python3 /usr/share/benchmark/compare.py": "it compares two files of times, which a GPU makes",
     "cmake --preset gpu": "continuous integration compiles the gpu preset where nvcc is",
     "cmake --build --preset gpu": "likewise",
     "./worklog build --preset gpu": "likewise",

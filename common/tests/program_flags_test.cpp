@@ -10,11 +10,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace worklog {
 namespace {
+
+using Json = nlohmann::json;
 
 struct Outcome {
   int exit_code;
@@ -104,6 +107,10 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--unknown-flag", {"--unknown-flag"}},
       {"stray", {"stray"}},
       {"--benchmark_nonsense=1", {"--benchmark_nonsense"}},
+      {"--benchmark_format=xml", {"--benchmark_format", "console, json or csv", "'xml'"}},
+      {"--benchmark_out_format=xml", {"--benchmark_out_format", "console, json or csv", "'xml'"}},
+      {"--benchmark_out=/nonexistent-folder/out.json", {"--benchmark_out", "/nonexistent-folder/out.json"}},
+      {"--benchmark_enable_random_interleaving=true", {"--benchmark_enable_random_interleaving", "not taken"}},
   };
   for (const BadRequest& request : requests) {
     const std::string json = folder_ / "results.json";
@@ -222,6 +229,30 @@ TEST_F(ProgramTest, KernelsShowWhatTheyTake) {
     EXPECT_NE(text.find("worklog::naive::layernorm_thread_per_row"), std::string::npos) << text;
     EXPECT_NE(text.find("registers"), std::string::npos) << text;
   }
+}
+
+// Whatever was timed, and on the CPU layer nothing is: stdout can be given to a program that reads JSON.
+TEST_F(ProgramTest, StdoutIsJsonWhereThatIsAskedFor) {
+  const Outcome outcome = run("--shapes 3x33 --input normal --check-only --benchmark_format=json");
+  if (has_no_device(outcome)) GTEST_SKIP() << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json document = Json::parse(outcome.out, nullptr, false);
+  ASSERT_FALSE(document.is_discarded()) << outcome.out;
+  EXPECT_EQ(document.at("context").at("stage"), "01_naive");
+  EXPECT_EQ(document.at("context").at("source_hash").get<std::string>().size(), 64u);
+  EXPECT_TRUE(document.at("benchmarks").empty());
+  EXPECT_NE(outcome.err.find("3 checks: 3 passed"), std::string::npos) << outcome.err;
+}
+
+TEST_F(ProgramTest, FlagsOfGoogleBenchmarkAreTaken) {
+  const std::string out = folder_ / "out.json";
+  const Outcome outcome =
+      run(fmt::format("--shapes 3x33 --input normal --check-only --benchmark_repetitions=3 --benchmark_min_time=0.1 "
+                      "--benchmark_filter=cold --benchmark_out='{}' --benchmark_report_aggregates_only",
+                      out));
+  if (has_no_device(outcome)) GTEST_SKIP() << outcome.err;
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(files().empty()) << "nothing was timed, and nothing of the trial is left";
 }
 
 TEST_F(ProgramTest, ACpuShowsNoTimes) {

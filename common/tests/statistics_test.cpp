@@ -4,10 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "common/harness/benchmarks.h"
+#include "common/harness/document.h"
 #include "common/harness/report.h"
+#include "common/harness/reporter.h"
 
 namespace worklog {
 namespace {
@@ -93,8 +99,88 @@ TEST(Report, ShowsTimesAndErrors) {
   EXPECT_EQ(show_ulp(INFINITY), "not finite");
 }
 
-TEST(Report, EscapesStrings) {
-  EXPECT_EQ(json_string("a \"b\" \\ \n"), "\"a \\\"b\\\" \\\\ \\u000a\"");
+TEST(Report, EachEntryOfAListHasALine) {
+  const Json document = {{"context", {{"stage", "00_test"}, {"caches", {{{"level", 1}}, {{"level", 2}}}}}},
+                         {"benchmarks", {{{"name", "a \"b\" \\ \n"}, {"real_time", 0.5}}, {{"name", "\xff"}}}},
+                         {"checks", Json::array()},
+                         {"nothing", std::numeric_limits<double>::quiet_NaN()}};
+  EXPECT_EQ(text_of(document),
+            "{\n"
+            " \"context\": {\n"
+            "  \"stage\": \"00_test\",\n"
+            "  \"caches\": [{\"level\":1},{\"level\":2}]\n"
+            " },\n"
+            " \"benchmarks\": [\n"
+            "  {\"name\":\"a \\\"b\\\" \\\\ \\n\",\"real_time\":0.5},\n"
+            "  {\"name\":\"\ufffd\"}\n"
+            " ],\n"
+            " \"checks\": [],\n"
+            " \"nothing\": null\n"
+            "}\n");
+}
+
+TEST(Report, AsManyRepetitionsAsThereIsTimeFor) {
+  EXPECT_EQ(repetitions_in(0.5, 1e-6), 500);
+  EXPECT_EQ(repetitions_in(0.5, 5e-3), 100);
+  EXPECT_EQ(repetitions_in(0.5, 10.0), 5);
+}
+
+// Runs as Google Benchmark reports them: `microseconds` of one iteration, or a statistic.
+benchmark::BenchmarkReporter::Run run_of(double microseconds, const std::string& aggregate = "") {
+  benchmark::BenchmarkReporter::Run run;
+  run.run_name.function_name = "00_test/right/rmsnorm_forward/fp32/7x33/cold";
+  run.run_type = aggregate.empty() ? benchmark::BenchmarkReporter::Run::RT_Iteration
+                                   : benchmark::BenchmarkReporter::Run::RT_Aggregate;
+  run.aggregate_name = aggregate;
+  run.time_unit = benchmark::kMicrosecond;
+  run.real_accumulated_time = microseconds * 1e-6;
+  run.family_index = run.per_family_instance_index = run.repetition_index = 0;
+  run.repetitions = 1;
+  return run;
+}
+
+TEST(Report, ATableShowsMedianSpreadAndShare) {
+  const StreamTiming stream = {
+      "", TimingMode::cold, "1r1w", 1000, {.median_seconds = 5e-6, .way = "kernel", .drift = 0.1}};
+  TableReporter reporter(Table({{"variant"}, {"median"}, {"spread"}, {"GB/s"}, {"share"}, {"of stream"}}),
+                         [&](const std::string&) {
+                           return RowOfTiming{{"right"}, 40000, &stream};
+                         });
+  testing::internal::CaptureStdout();
+  reporter.ReportRuns({run_of(11)});
+  reporter.ReportRuns({run_of(12, "mean"), run_of(10, "median"), run_of(9, "p10"), run_of(14, "p90")});
+  const std::string table = testing::internal::GetCapturedStdout();
+  EXPECT_NE(table.find("right    11.00 us  -       4     0.455  1r1w  the stream drifted by +10 %"), std::string::npos)
+      << table;
+  EXPECT_NE(table.find("right    10.00 us  50.0 %  4     0.500  1r1w  the stream drifted by +10 %"), std::string::npos)
+      << table;
+}
+
+TEST(Report, RunsAreEditedOnTheirWayAndAFailureIsToldOnce) {
+  JsonCollector collector;
+  EditingReporter reporter({&collector}, [](Runs& runs) {
+    runs.resize(1);
+    runs.front().error_occurred = true;
+    runs.front().error_message = "no";
+  });
+  reporter.ReportContext({});
+  reporter.ReportRuns({run_of(1), run_of(2)});
+  reporter.ReportRuns({run_of(1)});
+  const Json benchmarks = collector.document().at("benchmarks");
+  ASSERT_EQ(benchmarks.size(), 1u);
+  EXPECT_EQ(benchmarks[0].at("error_message"), "no");
+}
+
+TEST(Report, WhatIsNoNumberIsNull) {
+  JsonCollector collector;
+  collector.ReportContext({});
+  benchmark::BenchmarkReporter::Run run = run_of(1);
+  run.counters["zero"] = std::numeric_limits<double>::quiet_NaN();
+  run.counters["far"] = -std::numeric_limits<double>::infinity();
+  collector.ReportRuns({run});
+  const Json entry = collector.document().at("benchmarks").at(0);
+  EXPECT_TRUE(entry.at("zero").is_null() && entry.at("far").is_null());
+  EXPECT_DOUBLE_EQ(entry.at("real_time"), 1.0);
 }
 
 }  // namespace

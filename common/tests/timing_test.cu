@@ -113,6 +113,51 @@ TEST_F(TimingTest, SlowOperationsEndInTime) {
   EXPECT_LT(launches, 2000);
 }
 
+TEST_F(TimingTest, ASamplerTakesTheSetsInTurn) {
+  Timer timer(small_l2);
+  std::vector<int> taken;
+  const TimedOperation operation = [&](int set, cudaStream_t stream) {
+    taken.push_back(set);
+    launch_empty(stream);
+  };
+  Sampler sampler(timer, TimingMode::cold, operation, 3, 1.0);
+  taken.clear();
+  for (int i = 0; i < 100; ++i) EXPECT_GT(sampler.next(), 0);
+  for (size_t i = 1; i < taken.size(); ++i) EXPECT_EQ(taken[i], (taken[i - 1] + 1) % 3);
+}
+
+// A sampler that has little time takes one sample after the other, and none that nobody asks for.
+TEST_F(TimingTest, ASamplerTakesNoMoreInAdvanceThanTheTimeAllows) {
+  Timer timer(small_l2);
+  int calls = 0;
+  const TimedOperation operation = [&](int, cudaStream_t stream) {
+    ++calls;
+    launch_empty(stream);
+  };
+  Sampler hurried(timer, TimingMode::cold, operation, 1, 1e-9);
+  EXPECT_EQ(calls, 3) << "to load it, to see what it takes, to warm up";
+  for (int i = 0; i < 5; ++i) hurried.next();
+  EXPECT_EQ(calls, 8);
+  Sampler patient(timer, TimingMode::cold, operation, 1, 3600);
+  calls = 0;
+  patient.next();
+  const int batch = calls;
+  EXPECT_GT(batch, 1);
+  for (int i = 1; i < batch; ++i) patient.next();
+  EXPECT_EQ(calls, batch) << "a batch is given out before the next one is taken";
+  patient.next();
+  EXPECT_EQ(calls, 2 * batch);
+}
+
+TEST_F(TimingTest, ASampleCostsMoreThanTheOperation) {
+  Timer timer(small_l2);
+  EXPECT_GT(time_roughly([](int, cudaStream_t stream) { launch_empty(stream); }, timer.stream()), 0);
+  const double seconds = 1e-3;
+  EXPECT_GT(timer.seconds_per_sample(TimingMode::warm, seconds), seconds);
+  EXPECT_GT(timer.seconds_per_sample(TimingMode::cold, seconds), timer.seconds_per_sample(TimingMode::warm, seconds));
+  EXPECT_GT(timer.seconds_per_sample(TimingMode::graph, seconds), 2 * seconds);
+}
+
 TEST_F(TimingTest, ManySmallSetsAndOneLarge) {
   const Timer timer(int64_t{1} << 20);
   EXPECT_GT(timer.useful_sets(1024), 1);

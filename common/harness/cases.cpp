@@ -1,0 +1,93 @@
+#include "common/harness/cases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "common/harness/report.h"
+
+namespace worklog {
+namespace {
+
+const Variant::Implementation* find_implementation(const Variant& variant, Operation operation, Dtype dtype,
+                                                   const Request& request) {
+  const Variant::Implementation* other = nullptr;
+  for (const Variant::Implementation& each : variant.implementations()) {
+    if (each.operation != operation || each.dtype != dtype) continue;
+    if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
+    other = &each;
+  }
+  return request.param_dtype || request.param_dtype_same ? nullptr : other;
+}
+
+std::string refusal(const Variant& variant, const ProblemOptions& options) {
+  for (const Variant::Limit& limit : variant.limits()) {
+    if (!limit.accepts(options)) return limit.sentence;
+  }
+  return "";
+}
+
+ProblemOptions options_of(const Request& request, Operation operation, Dtype dtype, Dtype param_dtype, Shape shape) {
+  ProblemOptions options;
+  options.operation = operation;
+  options.dtype = dtype;
+  options.param_dtype = param_dtype;
+  options.rows = shape.rows;
+  options.cols = shape.cols;
+  options.pixels = request.pixels;
+  options.layout = request.layout;
+  options.row_padding = request.row_padding;
+  options.input = request.inputs.front();
+  options.seed = request.seed;
+  options.eps = request.eps;
+  options.momentum = request.momentum;
+  options.round_before_gamma = request.round_before_gamma;
+  for (const TensorSpec& spec : tensors_of(operation)) {
+    const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
+    if (spec.optional && unwanted) options.absent.emplace_back(spec.name);
+  }
+  return options;
+}
+
+}  // namespace
+
+void refuse(const OutOfDeviceMemory& error, const ProblemOptions& options) {
+  throw RequestError(fmt::format("rows x cols = {} in {} does not fit the device: {}", shape_of(options),
+                                 name_of(options.dtype), error.what()));
+}
+
+std::vector<Case> plan(const Program& program, const Request& request) {
+  std::vector<Case> cases;
+  for (const Operation operation : request.operations) {
+    for (const Dtype dtype : request.dtypes) {
+      std::map<Dtype, std::vector<Runner>> by_param_dtype;  // another type of gamma is another problem
+      for (const Variant* variant : request.variants) {
+        const Variant::Implementation* found = find_implementation(*variant, operation, dtype, request);
+        if (found) by_param_dtype[found->param_dtype].push_back({variant, found, ""});
+      }
+      for (const auto& [param_dtype, runners] : by_param_dtype) {
+        for (const Shape shape : request.shapes) {
+          Case& each = cases.emplace_back(Case{options_of(request, operation, dtype, param_dtype, shape), runners});
+          check_options(each.options);
+          for (Runner& runner : each.runners) {
+            runner.left_out = refusal(*runner.variant, each.options);
+            if (request.variants_by_name && !runner.left_out.empty()) {
+              throw RequestError(fmt::format("--variant {} cannot do {}: {}", runner.variant->name(),
+                                             shape_of(each.options), runner.left_out));
+            }
+          }
+        }
+      }
+    }
+  }
+  if (cases.empty()) {
+    throw RequestError(
+        fmt::format("no variant of {} does what --operation, --dtype and --param-dtype ask for together "
+                    "(--list shows what each does)",
+                    program.stage()));
+  }
+  return cases;
+}
+
+}  // namespace worklog
