@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "common/harness/launch.cuh"
 #include "common/harness/launches.h"
 
 namespace worklog {
@@ -111,7 +112,8 @@ bool is_plain(const Check& check) {
 // The launches of each case by the code of their kernels, and under "kernel_names" whose code that is. Nothing of a
 // case whose code is not known.
 void add_launches(Json& document, const std::vector<Check>& checks, const std::string& stage) {
-  Json& list = document["launches"] = Json::array();
+  document["launches"] = document["kernel_names"] = Json::array();
+  Json& list = document["launches"];
   std::map<std::string, std::string> names;  // by code
   std::set<std::string> told;
   for (const Check& check : checks) {
@@ -126,7 +128,7 @@ void add_launches(Json& document, const std::vector<Check>& checks, const std::s
     }
     if (launches.back().contains("code")) list.push_back({{"case", name}, {"launches", std::move(launches)}});
   }
-  Json& name_list = document["kernel_names"] = Json::array();
+  Json& name_list = document["kernel_names"];
   for (const auto& [code, kernel] : names) name_list.push_back({{"code", code}, {"kernel", kernel}});
 }
 
@@ -155,7 +157,11 @@ Json document_of(const Json& google_benchmark, const ContextEntries& context, co
   for (const VariantResources& each : resources) {
     for (const KernelResources& kernel : each.kernels) resource_list.push_back(json_of(kernel, each, stage));
   }
-  add_launches(document, checks, stage);
+  try {
+    add_launches(document, checks, stage);
+  } catch (const CudaError&) {
+    // A kernel has left an error, after which nothing more is said of any other.
+  }
   return document;
 }
 

@@ -31,6 +31,7 @@ struct StreamTiming {
 //   checks     each comparison with the reference
 //   streams    what a copy, or a stream of as many reads and writes, took beside each timing
 //   resources  with --resources: what each kernel takes of a multiprocessor
+//   launches   of each case, by the code of the kernels; "kernel_names" says whose code that is
 //
 // The name of the host is left out: results are published.
 Json document_of(const Json& google_benchmark, const ContextEntries& context, const std::string& stage,
