@@ -18,12 +18,18 @@ STAGE_OF = {"layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_resi
             "add_rmsnorm_forward": "06_fused_residual", "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
             "add_layernorm_backward": "07_backward", "add_rmsnorm_backward": "07_backward", "batchnorm_train": "08_batchnorm",
             "batchnorm_inference": "08_batchnorm", "batchnorm_backward": "08_batchnorm"}
-# Our final kernels, as the stages' programs call them, and what the package leaves null of an operation without gradients.
-VARIANT_OF = {"layernorm_forward": "layer_norm", "rmsnorm_forward": "norm", "add_layernorm_forward": "fused", "add_rmsnorm_forward": "fused",
-              "layernorm_backward": "persistent", "rmsnorm_backward": "persistent", "add_layernorm_backward": "persistent",
-              "add_rmsnorm_backward": "persistent", "batchnorm_train": "batch_norm", "batchnorm_inference": "batch_norm",
-              "batchnorm_backward": "batch_norm"}
-WITHOUT = {"layernorm_forward": "mean,rstd", "rmsnorm_forward": "rstd", "add_layernorm_forward": "mean,rstd", "add_rmsnorm_forward": "rstd"}
+# Our final kernels, as the stages' programs call them.
+VARIANT_OF = {
+    "layernorm_forward": "layer_norm", "rmsnorm_forward": "norm", "add_layernorm_forward": "fused",
+    "add_rmsnorm_forward": "fused", "layernorm_backward": "persistent", "rmsnorm_backward": "persistent",
+    "add_layernorm_backward": "persistent", "add_rmsnorm_backward": "persistent", "batchnorm_train": "batch_norm",
+    "batchnorm_inference": "batch_norm", "batchnorm_backward": "batch_norm",
+}
+# What the package leaves null of an operation that needs no gradients.
+WITHOUT = {
+    "layernorm_forward": "mean,rstd", "rmsnorm_forward": "rstd", "add_layernorm_forward": "mean,rstd",
+    "add_rmsnorm_forward": "rstd",
+}
 SMALL_BYTES = 16 * 2**20  # of a tensor: below it a launch takes as long as the kernel
 MODES = ("cold", "warm", "graph", "python")
 

@@ -413,7 +413,8 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
 
     of_earlier = {name for run in before.get("earlier", []) for name in run["cells"]}
     of_last = dict.fromkeys(name for names in cells_of(before).values() for name in names if name not in of_earlier)
-    launches = document.get("launches", []) + [entry for entry in before.get("launches", []) if entry["case"] not in measured]
+    of_before = [entry for entry in before.get("launches", []) if entry["case"] not in measured]
+    launches = document.get("launches", []) + of_before
     names = {entry["code"]: entry for some in (before, document) for entry in some.get("kernel_names", [])}
     joint |= {"launches": launches, "kernel_names": list(names.values())} if launches else {}
     runs = [{"context": before["context"], "cells": list(of_last)}, *before.get("earlier", [])]
@@ -422,8 +423,8 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
 
 
 def launches_in(library: Path, cells: Iterable[Cell], gpu: str) -> dict[str, Any]:
-    """What the library launches in these cells, by the stages' locks, as far as these are of the sources as they stand and the
-    library holds the code that they name."""
+    """What the library launches in these cells, by the stages' locks, as far as these are of the sources as they stand
+    and the library holds the code that they name."""
     repository = Repository(ROOT)
     made, names, held = [], {}, None
     for cell in cells:

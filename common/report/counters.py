@@ -208,7 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
             built_from = {key: of_run["context"][key] for key in ("source_hash", "commit", "dirty")}
             stages[run.program.stage] = {"stage": run.program.stage} | built_from
             kernels += entries
-            launches += [entry | {"case": f"{run.program.stage}/{entry['case']}"} for entry in of_run.get("launches", [])]
+            for entry in of_run.get("launches", []):
+                launches.append(entry | {"case": f"{run.program.stage}/{entry['case']}"})
         version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
         shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime", "compiler", "flags", "date")
         document = {

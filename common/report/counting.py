@@ -189,7 +189,8 @@ def comparisons(place: Place) -> list[Comparison]:
     left = {name: list(launches) for name, launches in measured_launches(repository, place.gpu).items()}
     found = []
     for entry in document["kernels"]:
-        counted = launch_of(entry, {key: value for key, value in entry.items() if key not in ("rows", "cols")}, is_old(entry))
+        values = {key: value for key, value in entry.items() if key not in ("rows", "cols")}
+        counted = launch_of(entry, values, is_old(entry))
         beside = left.get(counted.name, [])
         if beside and beside[0].blocks == counted.blocks and short_kernel(beside[0].kernel) == short_kernel(counted.kernel):
             found.append(Comparison(counted, beside.pop(0)))

@@ -1,9 +1,9 @@
 """What ties a figure to the machine code that ran: the launches that were made when it was measured, held against those
 that the tree as it stands would make.
 
-A launch is a kernel's code, by its hash (machine_code.py), and the shape that it is launched in. Results hold the launches
-of each case; NN_name/results/code_<arch>.json, the lock, holds those of the tree (lock.py makes it). A figure is current
-while the two agree, whatever names the kernels have and wherever they stand.
+A launch is a kernel's code, by its hash (machine_code.py), and the shape that it is launched in. Results hold the
+launches of each case; NN_name/results/code_<arch>.json, the lock, holds those of the tree (lock.py makes it). A figure is
+current while the two agree, whatever names the kernels have and wherever they stand.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from typing import Any
 Launch = dict[str, Any]
 SHAPE = ("grid", "block", "cluster", "shared_bytes", "cooperative", "overlap")
 IN_WORDS = {
-    "grid": "the grid", "block": "the block", "cluster": "the cluster", "shared_bytes": "the dynamic shared memory",
-    "cooperative": "the cooperative launch", "overlap": "the programmatic dependent launch",
+    "grid": "the grid",
+    "block": "the block",
+    "cluster": "the cluster",
+    "shared_bytes": "the dynamic shared memory",
+    "cooperative": "the cooperative launch",
+    "overlap": "the programmatic dependent launch",
 }
 
 
@@ -32,8 +36,8 @@ def architecture_of(compute_capability: str) -> str:
 
 
 def compared_keys(one: Sequence[Launch], other: Sequence[Launch]) -> tuple[str, ...]:
-    """What of the shapes is compared. Two GPUs of one model may hold different numbers of clusters at once: where they do,
-    or where it is not known, grids that may follow from it are not."""
+    """What of the shapes is compared. Two GPUs of one model may hold different numbers of clusters at once: where they
+    do, or where it is not known, grids that may follow from it are not."""
     alike = all(a.get("at_once") == b.get("at_once") for a, b in zip(one, other))
     return SHAPE if alike else tuple(key for key in SHAPE if key != "grid")
 
@@ -43,12 +47,14 @@ def same(one: Sequence[Launch] | None, other: Sequence[Launch] | None) -> bool:
     if one is None or other is None or len(one) != len(other):
         return False
     keys = compared_keys(one, other)
-    return all(a.get("code") and a["code"] == b.get("code") and all(a.get(key) == b.get(key) for key in keys)
-               for a, b in zip(one, other))
+    return all(
+        a.get("code") and a["code"] == b.get("code") and all(a.get(key) == b.get(key) for key in keys)
+        for a, b in zip(one, other)
+    )
 
 
 def differences(then: Sequence[Launch], now: Sequence[Launch], names: dict[str, str]) -> list[str]:
-    """A sentence for each way in which the launches of now differ from those of then. `names` has kernels by their code."""
+    """A sentence for each way in which the launches of now differ from those of then. `names`: kernels by their code."""
     if len(then) != len(now):
         return [f"{len(then)} kernels were launched, and now {len(now)}"]
     found, keys = [], compared_keys(then, now)
@@ -58,8 +64,11 @@ def differences(then: Sequence[Launch], now: Sequence[Launch], names: dict[str, 
             before, after = (names.get(x.get("code", ""), "a kernel that is not known") for x in (a, b))
             renamed = "" if before == after else f" ({before} when it was measured)"
             found.append(f"{launch}: the code of {after}{renamed} was {a.get('code')}, and is {b.get('code')}")
-        found += [f"{launch}: {IN_WORDS[key]} was {a.get(key, 'none')}, and is {b.get(key, 'none')}"
-                  for key in keys if a.get(key) != b.get(key)]
+        found += [
+            f"{launch}: {IN_WORDS[key]} was {a.get(key, 'none')}, and is {b.get(key, 'none')}"
+            for key in keys
+            if a.get(key) != b.get(key)
+        ]
     return found
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes NN_name/results/code_<arch>.json: the code and the shapes that the tree as it stands launches in each case that
-has a committed figure. It needs nvcc's programs and the CPU layer's, and no GPU.
+"""Writes NN_name/results/code_<arch>.json: the code and the shapes that the tree as it stands launches in each case
+that has a committed figure. It needs nvcc's programs and the CPU layer's, and no GPU.
 
     ./worklog lock             make the locks of the stages whose sources have changed
     ./worklog lock --all       of all stages
     ./worklog lock --check     write nothing; exit code 1 where a lock is not what the tree gives
 
-nvcc's program of a stage holds the machine code, as one for the GPU would run it. Which kernels a case launches is asked
-of the CPU layer's program, which is told what the GPU has (its multiprocessors, its L2 cache) and what each kernel takes
-of it (registers, shared memory), and runs none.
+nvcc's program of a stage holds the machine code that a GPU would run. Which kernels a case launches is asked of the CPU
+layer's program, which is told what the GPU has (its multiprocessors, its L2 cache) and what each kernel takes of it
+(registers, shared memory), and runs none.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from machine_code import CodeError, Kernel, code_of_all, kernels_in
 from programs import write_json
 from results import ROOT, ReportError, Repository, case_name, read_json
 
-NO_NVCC = """there is no nvcc here, which the lock is made with. Where it is not there, a figure is current while the kernels'
-sources are as they were when the lock was made."""
+NO_NVCC = """there is no nvcc here, which the lock is made with. Without it, a figure is current while the kernels' sources
+are as they were when the lock was made."""
+
+SHOWN = 40  # differences of a lock
 
 
 def stages_of(repository: Repository, wanted: list[str]) -> list[str]:
@@ -80,18 +82,24 @@ def is_special(entry: dict[str, Any]) -> bool:
     return bool(entry.get("row_padding") or entry.get("misalign") or entry.get("without"))
 
 
-def ask(program: Path, cases: Iterable[str], kernels: dict[str, Kernel], context: dict[str, str]) -> list[dict[str, Any]]:
+def ask(
+    program: Path, cases: Iterable[str], kernels: dict[str, Kernel], context: dict[str, str]
+) -> list[dict[str, Any]]:
     """The launches of each case, as the CPU layer's program tells them. Raises ReportError."""
     with tempfile.TemporaryDirectory() as folder:
         names, taken = Path(folder) / "cases", Path(folder) / "kernels"
         names.write_text("".join(f"{name}\n" for name in cases), encoding="utf-8")
-        taken.write_text("".join(f"{k.symbol} {k.registers} {k.shared_bytes}\n" for k in kernels.values()), encoding="utf-8")
+        taken.write_text(
+            "".join(f"{k.symbol} {k.registers} {k.shared_bytes}\n" for k in kernels.values()), encoding="utf-8"
+        )
         told = {
-            "WORKLOG_SIMT_MULTIPROCESSORS": context["multiprocessors"], "WORKLOG_SIMT_L2_BYTES": context["l2_bytes"],
+            "WORKLOG_SIMT_MULTIPROCESSORS": context["multiprocessors"],
+            "WORKLOG_SIMT_L2_BYTES": context["l2_bytes"],
             "WORKLOG_SIMT_KERNELS": str(taken),
         }
-        done = subprocess.run([str(program), "--launches", str(names)], capture_output=True, text=True,
-                              env=os.environ | told, check=False)
+        done = subprocess.run(
+            [str(program), "--launches", str(names)], capture_output=True, text=True, env=os.environ | told, check=False
+        )
     if done.returncode != 0:
         raise ReportError(f"{program} could not tell what is launched: {done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout)
@@ -105,7 +113,9 @@ def with_code(told: list[dict[str, Any]], kernels: dict[str, Kernel], names: dic
         for launch in entry["launches"]:
             symbol = launch.pop("symbol")
             if symbol not in kernels:
-                raise ReportError(f"{entry['case']} launches {symbol} on the CPU layer, which nvcc's program does not have")
+                raise ReportError(
+                    f"{entry['case']} launches {symbol} on the CPU layer, which nvcc's program does not have"
+                )
             of_case.append({"kernel": launch.pop("kernel"), "code": kernels[symbol].code, **launch})
         found.append({"case": entry["case"], "launches": launches.with_names_apart(of_case, names)})
     return found
@@ -114,7 +124,9 @@ def with_code(told: list[dict[str, Any]], kernels: dict[str, Kernel], names: dic
 def toolchain_of(programs: Path, stage: str) -> dict[str, str]:
     """What nvcc's program says that it was built with (common/harness/provenance.cmake)."""
     text = (programs.parent / "provenance" / f"{stage}.cpp").read_text(encoding="utf-8")
-    found = {key: match[1] if (match := re.search(rf'\.{key} = "([^"]*)"', text)) else "" for key in ("compiler", "flags")}
+    found = {
+        key: match[1] if (match := re.search(rf'\.{key} = "([^"]*)"', text)) else "" for key in ("compiler", "flags")
+    }
     return {"compiler": found["compiler"], "flags": found["flags"].partition(", architectures")[0]}
 
 
@@ -133,9 +145,12 @@ def locks_of(repository: Repository, stage: str, nvcc: Path, cpu: Path) -> dict[
             device = {key: context[key] for key in ("multiprocessors", "l2_bytes")}
             of_gpus.append({"gpu": gpu, **device, "launches": with_code(told, kernels, names)})
         found[launches.lock_path(repository.root, stage, architecture)] = {
-            "architecture": architecture, **toolchain_of(nvcc, stage), "source_hash": repository.hash_now(stage),
+            "architecture": architecture,
+            **toolchain_of(nvcc, stage),
+            "source_hash": repository.hash_now(stage),
             "code": code_of_all(kernels.values()),
-            "kernel_names": [{"code": code, "kernel": names[code]} for code in sorted(names)], "gpus": of_gpus,
+            "kernel_names": [{"code": code, "kernel": names[code]} for code in sorted(names)],
+            "gpus": of_gpus,
         }
     return found
 
@@ -144,39 +159,56 @@ def is_unchanged(repository: Repository, stage: str) -> bool:
     """Whether the stage's locks are of these sources, and have every case that they should have."""
     gpus = gpus_with_results(repository, stage)
     locks = {gpu: repository.lock(stage, gpu) for gpu in gpus}
-    return all(lock is not None and lock.source_hash == repository.hash_now(stage)
-               and set(lock.cases[gpu]) == set(cases_of(repository, stage, gpu)) for gpu, lock in locks.items())
+    return all(
+        lock is not None
+        and lock.source_hash == repository.hash_now(stage)
+        and set(lock.cases[gpu]) == set(cases_of(repository, stage, gpu))
+        for gpu, lock in locks.items()
+    )
 
 
-def compare_with_committed(path: Path, wanted: dict[str, Any]) -> list[str]:
-    """A sentence for each case in which the lock is not what the tree gives."""
-    lock = launches.read_lock(path)
+def differences(lock: launches.Lock | None, wanted: dict[str, Any]) -> list[str]:
+    """A sentence for each case in which the committed lock is not what the tree gives."""
     if lock is None:
         return ["there is none yet"]
-    if lock.toolchain["compiler"] != wanted["compiler"] or lock.toolchain["flags"] != wanted["flags"]:
-        return [f"it was made with {lock.toolchain['compiler']} {lock.toolchain['flags']}, and this is {wanted['compiler']} "
-                f"{wanted['flags']}"]
+    if lock.toolchain["flags"] != wanted["flags"]:
+        return [f"it was made with {lock.toolchain['flags']}, and now with {wanted['flags']}"]
     found = []
     names = lock.names | launches.kernel_names(wanted)
     for gpu in wanted["gpus"]:
         before, now = lock.cases.get(gpu["gpu"], {}), launches.recorded(gpu)
-        found += [f"{gpu['gpu']}, {case}: {'no longer' if case in before else 'not yet'} in it" for case in sorted(before.keys() ^ now)]
+        found += [
+            f"{gpu['gpu']}, {case}: {'no longer' if case in before else 'not yet'} in it"
+            for case in sorted(before.keys() ^ now)
+        ]
         for case in sorted(before.keys() & now):
-            found += [f"{gpu['gpu']}, {case}: {sentence}" for sentence in launches.differences(before[case], now[case], names)]
+            found += [
+                f"{gpu['gpu']}, {case}: {sentence}" for sentence in launches.differences(before[case], now[case], names)
+            ]
     for key in ("source_hash", "code"):
         if not found and getattr(lock, key) != wanted[key]:
-            found.append("no case has changed, but " + ("the sources have" if key == "source_hash" else "other kernels have"))
+            found.append(
+                "no case has changed, but " + ("the sources have" if key == "source_hash" else "other kernels have")
+            )
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./worklog lock", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a lock is not what the tree gives")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where a lock is not what the tree gives"
+    )
     parser.add_argument("--all", action="store_true", help="also stages whose sources are as they were")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be repeated)")
+    parser.add_argument(
+        "--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be repeated)"
+    )
     parser.add_argument("--list", action="store_true", help="print the stages that would be made, and stop")
-    parser.add_argument("--nvcc", type=Path, default=ROOT / "build/gpu/bin", help="folder of nvcc's programs (default: build/gpu/bin)")
-    parser.add_argument("--cpu", type=Path, default=ROOT / "build/cpu/bin", help="folder of the CPU layer's (default: build/cpu/bin)")
+    parser.add_argument(
+        "--nvcc", type=Path, default=ROOT / "build/gpu/bin", help="folder of nvcc's programs (default: build/gpu/bin)"
+    )
+    parser.add_argument(
+        "--cpu", type=Path, default=ROOT / "build/cpu/bin", help="folder of the CPU layer's (default: build/cpu/bin)"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     repository = Repository(options.root)
@@ -184,20 +216,26 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for stage in stages_of(repository, options.stage):
             if not options.all and is_unchanged(repository, stage):
-                print(f"{stage}: its sources are as they were when its lock was made", file=sys.stderr if options.list else sys.stdout)
+                print(
+                    f"{stage}: its sources are as they were when its lock was made",
+                    file=sys.stderr if options.list else sys.stdout,
+                )
                 continue
             if options.list:
                 print(stage)
                 continue
             for path, wanted in locks_of(repository, stage, options.nvcc, options.cpu).items():
-                found = compare_with_committed(path, wanted)
-                shown = path.relative_to(repository.root)
+                shown, lock = path.relative_to(repository.root), launches.read_lock(path)
+                if options.check and lock and lock.toolchain["compiler"] != wanted["compiler"]:
+                    made_with, here = lock.toolchain["compiler"], wanted["compiler"]
+                    print(f"{shown}: made with {made_with}, and here is {here}, whose code is another: not compared")
+                    continue
+                found = differences(lock, wanted)
                 cases = sum(len(gpu["launches"]) for gpu in wanted["gpus"])
                 print(f"{shown}: {cases} cases, {len(found)} differences" + (":" if found else ""))
-                for sentence in found[:40]:
-                    print(f"  {sentence}")
-                if len(found) > 40:
-                    print(f"  and {len(found) - 40} more")
+                print(*(f"  {sentence}" for sentence in found[:SHOWN]), sep="\n", end="\n" if found else "")
+                if len(found) > SHOWN:
+                    print(f"  and {len(found) - SHOWN} more")
                 wrong += len(found)
                 if not options.check:
                     write_json(path, wanted)

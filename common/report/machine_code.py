@@ -31,7 +31,9 @@ NOP_OPCODE = 0x918  # the low 12 bits of an instruction
 # The fat binary: a header for each file that was compiled, then an entry for each architecture.
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes that follow it
 CONTAINER_MAGIC = 0xBA55ED50
-ENTRY = struct.Struct("<HHIQIIHH")  # kind, version, bytes of this header, bytes of the content, ..., minor, architecture
+ENTRY = struct.Struct(
+    "<HHIQIIHH"
+)  # kind, version, bytes of this header, bytes of the content, ..., minor, architecture
 ENTRY_ELF = 2
 COMPRESSED = 0x2000 | 0x8000  # flags of an entry, 40 bytes into its header: by LZ4, by Zstandard
 
@@ -89,9 +91,7 @@ class Elf:
         count, names = count or first[5], first[6] if names == 0xFFFF else names
         headers = [struct.unpack_from("<IIQQQQIIQQ", data, at + i * size) for i in range(count)]
         strings = self._bytes(headers[names])
-        self.sections = [
-            Section(text_at(strings, h[0]), h[1], h[6], h[7], h[5], self._bytes(h)) for h in headers
-        ]
+        self.sections = [Section(text_at(strings, h[0]), h[1], h[6], h[7], h[5], self._bytes(h)) for h in headers]
 
     def _bytes(self, header: tuple[int, ...]) -> bytes:
         kind, offset, size = header[1], header[4], header[5]
@@ -171,7 +171,7 @@ class Cubin:
 
     @cached_property
     def _constants(self) -> dict[str, list[tuple[str, Section]]]:
-        """The constant banks of each function: its parameters' bytes, and the values that its code reads. Under "" those of all."""
+        """The constant banks of each function: its parameters' bytes, and values that its code reads. "": those of all."""
         found: dict[str, list[tuple[str, Section]]] = {}
         for section in self.elf.sections:
             if match := re.fullmatch(r"\.nv\.(constant\d+)(?:\.(.+))?", section.name):
@@ -257,7 +257,7 @@ def entries(fat: bytes, path: Path) -> Iterator[bytes]:
 
 
 def kernels_in(path: Path, architecture: str) -> dict[str, Kernel]:
-    """Every kernel of a file that was compiled for `architecture`, by its symbol. Raises CodeError where there are none."""
+    """Every kernel of a file that was compiled for `architecture`, by its symbol. Raises CodeError without any."""
     found: dict[str, Kernel] = {}
     others = set()
     for cubin in cubins_in(path):
@@ -283,28 +283,30 @@ def as_cpp(cubins: list[Cubin]) -> str:
         for cubin in cubins
         for kernel in cubin.kernels().values()
     )
-    return "\n".join([
-        "// Written by common/report/machine_code.py at build time.",
-        '#include "common/harness/provenance.h"',
-        "",
-        "namespace worklog {",
-        "std::string_view code_of(std::string_view symbol, int architecture) {",
-        "  struct Entry {",
-        "    std::string_view symbol;",
-        "    int architecture;",
-        "    std::string_view code;",
-        "  };",
-        "  static constexpr Entry entries[] = {",
-        *lines,
-        "  };",
-        "  for (const Entry& entry : entries) {",
-        "    if (entry.symbol == symbol && entry.architecture == architecture) return entry.code;",
-        "  }",
-        "  return {};",
-        "}",
-        "}  // namespace worklog",
-        "",
-    ])
+    return "\n".join(
+        [
+            "// Written by common/report/machine_code.py at build time.",
+            '#include "common/harness/provenance.h"',
+            "",
+            "namespace worklog {",
+            "std::string_view code_of(std::string_view symbol, int architecture) {",
+            "  struct Entry {",
+            "    std::string_view symbol;",
+            "    int architecture;",
+            "    std::string_view code;",
+            "  };",
+            "  static constexpr Entry entries[] = {",
+            *lines,
+            "  };",
+            "  for (const Entry& entry : entries) {",
+            "    if (entry.symbol == symbol && entry.architecture == architecture) return entry.code;",
+            "  }",
+            "  return {};",
+            "}",
+            "}  // namespace worklog",
+            "",
+        ]
+    )
 
 
 def main() -> int:

@@ -365,13 +365,14 @@ class Repository:
         return self.results_in(self.results_path(stage, gpu), stage)
 
     def results_in(self, path: Path, stage: str | None = None) -> ResultFile:
-        """A results file, wherever it lies. Its figures are stale where they are not of what `stage` launches as it stands."""
+        """A results file, wherever it lies. Figures are stale that are not of what `stage` launches as it stands."""
         document = read_json(path, self.root)
         context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
         recorded = launched.recorded(document)
 
         def is_old(case: str) -> bool:
-            return stage is not None and not self.is_current(stage, context.get("gpu_short", ""), case, recorded.get(case), context.get("source_hash"))
+            gpu, sources = context.get("gpu_short", ""), context.get("source_hash")
+            return stage is not None and not self.is_current(stage, gpu, case, recorded.get(case), sources)
 
         stale = stage is not None and (any(map(is_old, recorded)) if recorded else is_old(""))
         try:
@@ -413,7 +414,8 @@ class Repository:
             try:
                 lock = launched.read_lock(path)
             except (KeyError, ValueError) as error:
-                raise ReportError(f"{path.relative_to(self.root)} is not as ./worklog lock writes it: {error!r}") from None
+                shown = path.relative_to(self.root)
+                raise ReportError(f"{shown} is not as ./worklog lock writes it: {error!r}") from None
             if lock and gpu in lock.cases:
                 return lock
         return None
@@ -428,9 +430,11 @@ class Repository:
         lock = self.lock_now(stage, gpu)
         return lock.launches(gpu, case) if lock else None
 
-    def is_current(self, stage: str, gpu: str, case: str, recorded: Sequence[launched.Launch] | None, source_hash: str | None) -> bool:
-        """Whether a figure is of what the stage launches now: of the same code in the same shapes, where both are known; else
-        of the same sources."""
+    def is_current(
+        self, stage: str, gpu: str, case: str, recorded: Sequence[launched.Launch] | None, source_hash: str | None
+    ) -> bool:
+        """Whether a figure is of what the stage launches now: of the same code in the same shapes, where both are known;
+        else of the same sources."""
         if stage not in self.stages():
             return False
         if recorded is None:

@@ -112,7 +112,8 @@ class Runs:
         self.contexts = [document["context"], *(run["context"] for run in document.get("earlier", []))]
         self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
         self._recorded = launches.recorded(document)
-        self._cells = {cell for variant, cell, _ in (cell_of(entry["name"]) for entry in document["benchmarks"]) if variant == OURS}
+        timed = (cell_of(entry["name"]) for entry in document["benchmarks"])
+        self._cells = {cell for variant, cell, _ in timed if variant == OURS}
         self._repository = repository
 
     def __repr__(self) -> str:  # all that a chart may take from it (redraw.py)
@@ -122,8 +123,9 @@ class Runs:
     def is_stale(self, cell: Cell) -> bool:
         """Whether other kernels than those that were measured would be launched now."""
         context, stage = self.contexts[self._run_of.get(cell.name, 0)], STAGE_OF[cell.operation]
-        return not self._repository.is_current(stage, context.get("gpu_short", ""), case_of_cell(cell), self._recorded.get(cell.name),
-                                               context.get("source_hashes", {}).get(stage))
+        sources = context.get("source_hashes", {}).get(stage)
+        recorded, gpu = self._recorded.get(cell.name), context.get("gpu_short", "")
+        return not self._repository.is_current(stage, gpu, case_of_cell(cell), recorded, sources)
 
     def of(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
         """The contexts of their runs, the last first."""

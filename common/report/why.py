@@ -43,25 +43,34 @@ def of_comparison(repository: Repository, key: str, gpu: str) -> Iterator[str]:
         _, cell, _ = cell_of(key.replace("compare/best/", "compare/ours/"))
         stage = STAGE_OF[cell.operation]
     except (ValueError, KeyError):
-        raise ReportError(f"'{key}' is no cell of the comparison: it is compare/ours, and operation/type/shape/timing") from None
+        raise ReportError(
+            f"'{key}' is no cell of the comparison: it is compare/ours, and operation/type/shape/timing"
+        ) from None
     if document is None or not any(cell_of(entry["name"])[1] == cell for entry in document["benchmarks"]):
         raise ReportError(f"docs/compare/{gpu}.json has no '{cell.name}'")
     found = launches.recorded(document).get(cell.name)
     yield from of_case(repository, stage, gpu, case_of_cell(cell), found, launches.kernel_names(document))
 
 
-def of_case(repository: Repository, stage: str, gpu: str, case: str, recorded: Sequence[launches.Launch] | None,
-            names: dict[str, str]) -> Iterator[str]:
+def of_case(
+    repository: Repository,
+    stage: str,
+    gpu: str,
+    case: str,
+    recorded: Sequence[launches.Launch] | None,
+    names: dict[str, str],
+) -> Iterator[str]:
     yield f"{stage}/{case} on {gpu}"
     lock = repository.lock(stage, gpu)
     if recorded is None:
-        yield "  its file does not say which code ran: it is current only while the kernels' sources are the same to the token"
+        yield "  its file does not say which code ran: it is current while the sources are the same to the token"
         return
     if lock is None:
         yield f"  {stage} has no lock that says what it launches now: ./worklog lock makes it"
         return
     if repository.lock_now(stage, gpu) is None:
-        yield f"  the sources have changed since {lock.path.relative_to(repository.root)} was made: ./worklog lock says whether the code has"
+        shown = lock.path.relative_to(repository.root)
+        yield f"  the sources have changed since {shown} was made: ./worklog lock says whether the code has"
     now = lock.launches(gpu, case)
     if now is None:
         yield f"  {lock.path.relative_to(repository.root)} does not have this case: ./worklog lock adds it"

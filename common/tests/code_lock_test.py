@@ -7,6 +7,7 @@ Where nvcc is there, kernels are compiled and changed; a copy of stage 05's `cha
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -38,8 +39,22 @@ def compiled(text: str, folder: Path, include: Path = SOURCE) -> dict[str, machi
     source, cubin = folder / "kernels.cu", folder / "kernels.cubin"
     source.write_text(text, encoding="utf-8")
     assert NVCC
-    subprocess.run([NVCC, "-cubin", "-arch=sm_90", "-std=c++20", "-lineinfo", f"-I{include}", "-DWORKLOG_BACKEND_GPU",
-                    str(source), "-o", str(cubin)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            NVCC,
+            "-cubin",
+            "-arch=sm_90",
+            "-std=c++20",
+            "-lineinfo",
+            f"-I{include}",
+            "-DWORKLOG_BACKEND_GPU",
+            str(source),
+            "-o",
+            str(cubin),
+        ],
+        check=True,
+        capture_output=True,
+    )
     return machine_code.kernels_in(cubin, "sm_90")
 
 
@@ -69,32 +84,54 @@ class Hashes(Folder):
     def test_a_name_and_a_place_do_not_count(self) -> None:
         here = self.kernel(SCALE, "scale", "a")
         renamed = re.sub(r"\bscale\b", "namespace_of_its_own_scale", SCALE.replace("value", "number"))
-        there = self.kernel("// moved down\n\n\n__global__ void first(int* i) { *i = 3; }\n" + renamed, "of_its_own_scale", "b")
+        there = self.kernel(
+            "// moved down\n\n\n__global__ void first(int* i) { *i = 3; }\n" + renamed, "of_its_own_scale", "b"
+        )
         self.assertEqual(here.code, there.code)
 
     def test_a_function_that_is_called_counts(self) -> None:
-        before, after = (compiled(text, self.folder / part) for text, part in ((SCALE, "a"), (SCALE.replace("2.0f", "3.0f"), "b")))
+        before, after = (
+            compiled(text, self.folder / part) for text, part in ((SCALE, "a"), (SCALE.replace("2.0f", "3.0f"), "b"))
+        )
         changed = {name for name in before if before[name].code != after[name].code}
         self.assertEqual(len(changed), 1)
         self.assertIn("scale", changed.pop())
 
     def test_shared_memory_constants_and_parameters_count(self) -> None:
-        text = ("__constant__ float table[4] = {{1, 2, 3, 4}};\n"
-                "__global__ void kernel(float* x, int n) {{ __shared__ float s[{0}]; s[threadIdx.x] = table[threadIdx.x & 3];"
-                " __syncthreads(); x[threadIdx.x] = s[n - threadIdx.x]; }}\n")
+        text = (
+            "__constant__ float table[4] = {{1, 2, 3, 4}};\n"
+            "__global__ void kernel(float* x, int n) {{ __shared__ float s[{0}];"
+            " s[threadIdx.x] = table[threadIdx.x & 3];"
+            " __syncthreads(); x[threadIdx.x] = s[n - threadIdx.x]; }}\n"
+        )
         base = self.kernel(text.format(64), "kernel", "a")
         self.assertEqual(base.shared_bytes, 256)
         self.assertGreater(base.registers, 0)
         self.assertNotEqual(base.code, self.kernel(text.format(96), "kernel", "b").code)
         self.assertNotEqual(base.code, self.kernel(text.format(64).replace("3, 4}", "3, 5}"), "kernel", "c").code)
-        self.assertNotEqual(base.code, self.kernel(text.format(64).replace("int n)", "int other, int n)"), "kernel", "d").code)
+        self.assertNotEqual(
+            base.code, self.kernel(text.format(64).replace("int n)", "int other, int n)"), "kernel", "d").code
+        )
 
     def test_an_object_for_two_architectures_has_the_code_of_its_cubin(self) -> None:
         cubin = compiled(SCALE, self.folder)
         made = self.folder / "kernels.o"
         assert NVCC
-        subprocess.run([NVCC, "-c", "-std=c++20", "-gencode", "arch=compute_75,code=[sm_75,compute_75]", "-gencode",
-                        "arch=compute_90,code=[sm_90,compute_90]", str(self.folder / "kernels.cu"), "-o", str(made)], check=True)
+        subprocess.run(
+            [
+                NVCC,
+                "-c",
+                "-std=c++20",
+                "-gencode",
+                "arch=compute_75,code=[sm_75,compute_75]",
+                "-gencode",
+                "arch=compute_90,code=[sm_90,compute_90]",
+                str(self.folder / "kernels.cu"),
+                "-o",
+                str(made),
+            ],
+            check=True,
+        )
         self.assertEqual(codes(cubin), codes(machine_code.kernels_in(made, "sm_90")))
         self.assertEqual(len(machine_code.kernels_in(made, "sm_75")), 2)
         with self.assertRaisesRegex(machine_code.CodeError, "no code for sm_80; it has: sm_75, sm_90"):
@@ -114,7 +151,12 @@ class Files(Folder):
             machine_code.cubins_in(text)
 
     def test_compressed_code_is_refused(self) -> None:
-        entry = struct.pack("<HHIQ", machine_code.ENTRY_ELF, 0x101, 64, 16) + bytes(24) + struct.pack("<I", 0x2011) + bytes(36)
+        entry = (
+            struct.pack("<HHIQ", machine_code.ENTRY_ELF, 0x101, 64, 16)
+            + bytes(24)
+            + struct.pack("<I", 0x2011)
+            + bytes(36)
+        )
         fat = machine_code.CONTAINER.pack(machine_code.CONTAINER_MAGIC, 1, 16, len(entry)) + entry
         with self.assertRaisesRegex(machine_code.CodeError, "compress-mode=none"):
             list(machine_code.entries(fat, Path("program")))
@@ -127,7 +169,24 @@ using namespace worklog;
 template __global__ void welford::layernorm_chan<float, float, 8>(LayerNormForward<float, float>);
 template __global__ void welford::layernorm_chan<__nv_bfloat16, float, 8>(LayerNormForward<__nv_bfloat16, float>);
 """
-LOCALS = ("scratch", "cols", "step", "row", "x", "y", "first", "held", "moments", "i", "col", "begin", "end", "rstd", "gamma", "beta")
+LOCALS = (
+    "scratch",
+    "cols",
+    "step",
+    "row",
+    "x",
+    "y",
+    "first",
+    "held",
+    "moments",
+    "i",
+    "col",
+    "begin",
+    "end",
+    "rstd",
+    "gamma",
+    "beta",
+)
 
 
 @needs_nvcc
@@ -154,24 +213,35 @@ class Chan(Folder):
         self.assertIn("the_moments.mean", kernel)
         kernel = re.sub(r"\s*\n\s*", "\n", kernel.replace("#pragma unroll", "\n#pragma unroll\n"))
         moved = root / "05_welford/moved.cuh"
-        moved.write_text(f'#pragma once\n#include "05_welford/kernels.cuh"\nnamespace worklog::welford {{\n{kernel}\n}}\n', encoding="utf-8")
+        moved.write_text(
+            f'#pragma once\n#include "05_welford/kernels.cuh"\nnamespace worklog::welford {{\n{kernel}\n}}\n',
+            encoding="utf-8",
+        )
         header.write_text(text[:begin] + text[end:], encoding="utf-8")
         after = compiled(USES.format("05_welford/moved.cuh"), self.folder / "after", root)
         self.assertEqual(sum("layernorm_chan" in symbol for symbol in before), 2)
-        self.assertEqual({symbol: kernel.code for symbol, kernel in before.items()},
-                         {symbol: kernel.code for symbol, kernel in after.items()})
+        self.assertEqual(
+            {symbol: kernel.code for symbol, kernel in before.items()},
+            {symbol: kernel.code for symbol, kernel in after.items()},
+        )
 
     def test_an_instruction_of_a_shared_header_is_noticed_where_it_is_used(self) -> None:
         root = self.copy()
-        text = ('#include "common/harness/launch.cuh"\n'
-                "__global__ void waits(float* x) { worklog::wait_for_previous_kernel(); x[threadIdx.x] = 1.0f; }\n"
-                "__global__ void alone(float* x) { x[threadIdx.x] = 1.0f; }\n")
+        text = (
+            '#include "common/harness/launch.cuh"\n'
+            "__global__ void waits(float* x) { worklog::wait_for_previous_kernel(); x[threadIdx.x] = 1.0f; }\n"
+            "__global__ void alone(float* x) { x[threadIdx.x] = 1.0f; }\n"
+        )
         before = compiled(text, self.folder / "before", root)
         header = root / "common/harness/launch.cuh"
-        changed = header.read_text(encoding="utf-8").replace("  cudaGridDependencySynchronize();", "  __nanosleep(1);\n  cudaGridDependencySynchronize();")
+        changed = header.read_text(encoding="utf-8").replace(
+            "  cudaGridDependencySynchronize();", "  __nanosleep(1);\n  cudaGridDependencySynchronize();"
+        )
         header.write_text(changed, encoding="utf-8")
         after = compiled(text, self.folder / "after", root)
-        self.assertEqual(["waits" in symbol for symbol in sorted(before) if before[symbol].code != after[symbol].code], [True])
+        self.assertEqual(
+            ["waits" in symbol for symbol in sorted(before) if before[symbol].code != after[symbol].code], [True]
+        )
 
 
 # --- Launches ---------------------------------------------------------------------------------------------------------
@@ -182,8 +252,15 @@ def launch(code: str = "c0de", **shape: object) -> dict[str, object]:
 class Launches(unittest.TestCase):
     def test_code_and_shape_decide_and_names_do_not(self) -> None:
         self.assertTrue(launches.same([launch(kernel="a")], [launch(kernel="b")]))
-        for other in (launch("beef"), launch(grid="1"), launch(block="1"), launch(cluster=2), launch(shared_bytes=4),
-                      launch(cooperative=True), launch(overlap=True)):
+        for other in (
+            launch("beef"),
+            launch(grid="1"),
+            launch(block="1"),
+            launch(cluster=2),
+            launch(shared_bytes=4),
+            launch(cooperative=True),
+            launch(overlap=True),
+        ):
             self.assertFalse(launches.same([launch()], [other]))
             self.assertEqual(len(launches.differences([launch()], [other], {})), 1)
         self.assertFalse(launches.same([launch()], [launch(), launch()]))
@@ -215,8 +292,11 @@ PROGRAM = """#!{python}
 import json, sys
 names = open(sys.argv[2]).read().split()
 symbol = {{"alone": "_Z5alonePf", "shares": "_Z6sharesPf"}}
-print(json.dumps([{{"case": name, "launches": [{{"kernel": name.split("/")[0], "grid": name.split("/")[3].split("x")[0], "block": "32",
-                    "symbol": symbol[name.split("/")[0]]}}]}} for name in names]))
+
+def launch(kernel, operation, dtype, shape):
+    return {{"kernel": kernel, "grid": shape.split("x")[0], "block": "32", "symbol": symbol[kernel]}}
+
+print(json.dumps([{{"case": name, "launches": [launch(*name.split("/"))]}} for name in names]))
 """
 
 
@@ -235,7 +315,11 @@ class Locks(Folder):
         (cpu / "01_tiny").chmod(0o755)
         names = [f"01_tiny/{case}/cold" for case in CASES]
         context = {"gpu_short": "h200", "compute_capability": "9.0", "multiprocessors": "132", "l2_bytes": "1024"}
-        self.results = {"context": context, "benchmarks": [{"name": name, "median_seconds": 1e-6} for name in names], "checks": []}
+        self.results = {
+            "context": context,
+            "benchmarks": [{"name": name, "median_seconds": 1e-6} for name in names],
+            "checks": [],
+        }
         self.save()
         self.make()
         document = json.loads((self.stage / "results/code_sm_90.json").read_text(encoding="utf-8"))
@@ -256,7 +340,9 @@ class Locks(Folder):
         (programs / "kernels.cubin").rename(programs / "01_tiny")
         provenance = self.folder / "gpu/provenance"
         provenance.mkdir(exist_ok=True)
-        (provenance / "01_tiny.cpp").write_text('.flags = "-O3, architectures 90", .compiler = "nvcc 13"', encoding="utf-8")
+        (provenance / "01_tiny.cpp").write_text(
+            '.flags = "-O3, architectures 90", .compiler = "nvcc 13"', encoding="utf-8"
+        )
         return lock.main(["--root", str(self.root), "--nvcc", str(programs), "--cpu", str(self.folder / "cpu"), *flags])
 
     def old(self) -> list[str]:
@@ -284,7 +370,9 @@ class Locks(Folder):
         self.write(KERNELS, SHARED.replace("+ 1.0f", "+ 2.0f"))
         self.make()
         self.assertEqual(self.old(), sorted(CASES[1:]))
-        self.assertRegex(self.explained(CASES[1]), r"the launch: the code of shares was [0-9a-f]{16}, and is [0-9a-f]{16}")
+        self.assertRegex(
+            self.explained(CASES[1]), r"the launch: the code of shares was [0-9a-f]{16}, and is [0-9a-f]{16}"
+        )
         self.assertIn("current", self.explained(CASES[0]))
 
     def test_another_launch_marks_its_case(self) -> None:
@@ -302,12 +390,84 @@ class Locks(Folder):
         self.assertEqual(self.old(), [])
 
     def test_a_new_case_is_not_in_the_lock_yet(self) -> None:
-        self.results["benchmarks"].append({"name": "01_tiny/alone/layernorm_forward/fp32/16x4/cold", "median_seconds": 1e-6})
+        self.results["benchmarks"].append(
+            {"name": "01_tiny/alone/layernorm_forward/fp32/16x4/cold", "median_seconds": 1e-6}
+        )
         self.save()
         self.assertEqual(self.make("--check"), 1)
         self.assertEqual(self.make(), 0)
         self.assertEqual(self.make("--check"), 0)
 
 
+# --- What a stage's program tells of its launches ---------------------------------------------------------------------
+class Told(Folder):
+    """Of the CPU layer's programs, in the folder that the call names."""
+
+    programs: Path | None = None
+
+    def setUp(self) -> None:
+        super().setUp()
+        if self.programs is None or not (self.programs / "03_warp_shuffle").is_file():
+            self.skipTest("no folder of programs was named")
+
+    def tell(self, stage: str, *cases: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        assert self.programs
+        names = self.folder / "cases"
+        names.write_text("\n".join(cases) + "\n", encoding="utf-8")
+        return subprocess.run(
+            [str(self.programs / stage), "--launches", str(names)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"WORKLOG_SIMT_MULTIPROCESSORS": "132"} | environment,
+        )
+
+    def test_tells_of_tensors_that_no_machine_here_holds(self) -> None:
+        case = "block_per_row/layernorm_forward/fp32/16777216x65536"  # 4 TiB
+        done = self.tell("03_warp_shuffle", case)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = json.loads(done.stdout)
+        self.assertEqual([entry["case"] for entry in told], [case])
+        self.assertEqual([(l["grid"], l["block"]) for l in told[0]["launches"]], [("16777216", "256")])
+        self.assertTrue(
+            told[0]["launches"][0]["symbol"].startswith("_ZN7worklog12warp_shuffle23layernorm_block_per_row")
+        )
+
+    def test_as_many_blocks_as_the_registers_let_a_multiprocessor_hold(self) -> None:
+        case = "persistent/layernorm_forward/fp32/131072x1024"
+        found = {}
+        for registers in (32, 128, 255):
+            symbol = json.loads(self.tell("04_vectorized", case).stdout)[0]["launches"][0]["symbol"]
+            kernels = self.folder / "kernels"
+            kernels.write_text(f"{symbol} {registers} 0\n", encoding="utf-8")
+            launched = json.loads(self.tell("04_vectorized", case, WORKLOG_SIMT_KERNELS=str(kernels)).stdout)[0][
+                "launches"
+            ][0]
+            found[registers] = int(launched["grid"]) // 132 * int(launched["block"])
+        self.assertEqual(found, {32: 2048, 128: 512, 255: 256})
+
+    def test_what_names_no_case_is_refused(self) -> None:
+        for case, words in (
+            ("block_per_row/layernorm_forward/fp32", "takes lines such as"),
+            ("block_per_row/layernorm_forward/fp32/0x0", "cols must be from 1"),
+            ("block_per_row/layernorm_forward/fp32/4x4/without=x", "'x' is no optional tensor"),
+            ("none/layernorm_forward/fp32/4x4", "has nothing that does"),
+        ):
+            done = self.tell("03_warp_shuffle", case)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(words, done.stderr)
+        assert self.programs
+        done = subprocess.run(
+            [str(self.programs / "03_warp_shuffle"), "--launches", str(self.folder / "none")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("cannot be read", done.stderr)
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
+        Told.programs = Path(sys.argv.pop(1))
     unittest.main()
