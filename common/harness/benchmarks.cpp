@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/harness/statistics.h"
+#include "common/harness/streams.h"
 
 namespace worklog {
 namespace {

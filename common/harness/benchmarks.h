@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "common/harness/baseline.h"
 #include "common/harness/cases.h"
 #include "common/harness/check.h"
 #include "common/harness/device.h"

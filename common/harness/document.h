@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/harness/baseline.h"
 #include "common/harness/check.h"
 #include "common/harness/report.h"
 #include "common/harness/timing.h"

@@ -117,7 +117,10 @@ int run_request(const Program& program, int argc, char** argv) {
   std::vector<Case> cases = plan(program, request);
   std::optional<WholeFile> json_file;
   if (!request.json.empty()) json_file.emplace(request.json);
-  if (!request.benchmark_out.empty()) const WholeFile can_be_written(request.benchmark_out, "--benchmark_out");
+  std::error_code error;
+  if (!request.benchmark_out.empty() && !std::filesystem::is_other(request.benchmark_out, error)) {
+    const WholeFile can_be_written(request.benchmark_out, "--benchmark_out");  // which Google Benchmark opens late
+  }
   if (!request.save_tensors.empty()) make_folder(request.save_tensors);
 #ifdef WORKLOG_BACKEND_CPU
   if (!request.trace.empty()) return trace_one(program, request, cases);

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "common/harness/baseline.h"
 #include "common/harness/device.h"
 #include "common/harness/launch.cuh"
 
