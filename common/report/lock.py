@@ -54,6 +54,12 @@ def gpus_with_results(repository: Repository, stage: str) -> dict[str, dict[str,
     return found
 
 
+def architectures_with_results(repository: Repository) -> list[str]:
+    """Of all stages, as CMake names them: 90 for sm_90."""
+    contexts = (context for stage in repository.stages() for context in gpus_with_results(repository, stage).values())
+    return sorted({launches.architecture_of(c["compute_capability"]).removeprefix("sm_") for c in contexts})
+
+
 def cases_of(repository: Repository, stage: str, gpu: str) -> list[str]:
     """Every case of the stage that some committed figure was measured in, in the order of their names."""
     document = read_json(repository.results_path(stage, gpu), repository.root)
@@ -203,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be repeated)"
     )
     parser.add_argument("--list", action="store_true", help="print the stages that would be made, and stop")
+    parser.add_argument("--architectures", action="store_true", help="print those that there are results of, and stop")
     parser.add_argument(
         "--nvcc", type=Path, default=ROOT / "build/gpu/bin", help="folder of nvcc's programs (default: build/gpu/bin)"
     )
@@ -214,6 +221,9 @@ def main(arguments: list[str] | None = None) -> int:
     repository = Repository(options.root)
     wrong = 0
     try:
+        if options.architectures:
+            print(*architectures_with_results(repository), sep="\n")
+            return 0
         for stage in stages_of(repository, options.stage):
             if not options.all and is_unchanged(repository, stage):
                 print(

@@ -437,10 +437,10 @@ class Repository:
         else of the same sources."""
         if stage not in self.stages():
             return False
-        if recorded is None:
-            return source_hash is not None and source_hash == self.hash_now(stage)
-        lock = self.lock_now(stage, gpu)
-        return lock is not None and launched.same(recorded, lock.launches(gpu, case))
+        now = self.launches_now(stage, gpu, case)
+        if recorded is not None and now is not None:
+            return launched.same(recorded, now)
+        return source_hash is not None and source_hash == self.hash_now(stage)
 
     def is_stale(self, entry: dict, gpu: str = DEFAULT_GPU) -> bool:
         """Whether a stage's entry of a verification, which holds for all of its kernels, is of other ones."""
