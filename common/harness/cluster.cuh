@@ -14,9 +14,6 @@
 
 namespace worklog {
 
-inline constexpr int portable_cluster = 8;         // blocks: what every device with clusters can run
-inline constexpr int most_blocks_of_cluster = 16;  // what some can run if they are asked
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 
 // What an architecture without clusters compiles in their place: a cluster of one block. It is never launched.
@@ -110,35 +107,7 @@ struct ClusterMail : ClusterBarrier {
 
 #endif
 
-// Clusters of `size` blocks of `kernel` that the whole device holds at the same time: none where it has no such
-// clusters. Afterwards they may be launched. Throws CudaError.
-inline int clusters_at_once(const void* kernel, unsigned size, int threads, size_t shared_bytes) {
-  if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
-  allow_shared_bytes(kernel, shared_bytes);
-  if (size > portable_cluster) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "asking for a cluster of 16 blocks");
-  }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = size;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = size;
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int at_once = 0;
-  const cudaError_t answer = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
-  if (answer == cudaErrorInvalidClusterSize) {  // larger than this device's largest
-    cudaGetLastError();                         // clear the error, so that the next call does not report it
-    return 0;
-  }
-  check_cuda(answer, "asking how many clusters fit");
-  return at_once;
-}
+// Clusters of `size` blocks of `kernel` that the whole device holds at the same time. Throws CudaError.
 template <class... Parameters>
 int clusters_at_once(void (*kernel)(Parameters...), unsigned size, int threads, size_t shared_bytes) {
   return clusters_at_once(reinterpret_cast<const void*>(kernel), size, threads, shared_bytes);

@@ -112,6 +112,39 @@ int64_t blocks_at_once(void (*kernel)(Parameters...), int threads, size_t shared
   return int64_t{blocks} * device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
+inline constexpr int portable_cluster = 8;         // blocks: what every device with clusters can run
+inline constexpr int most_blocks_of_cluster = 16;  // what some can run if they are asked
+
+// Clusters of `size` blocks of `kernel` that the whole device holds at the same time: none where it has no such
+// clusters. Afterwards they may be launched. Throws CudaError.
+inline int clusters_at_once(const void* kernel, unsigned size, int threads, size_t shared_bytes) {
+  if (size > most_blocks_of_cluster || device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
+  allow_shared_bytes(kernel, shared_bytes);
+  if (size > portable_cluster) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "asking for a cluster of 16 blocks");
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = size;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = size;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int at_once = 0;
+  const cudaError_t answer = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
+  if (answer == cudaErrorInvalidClusterSize) {  // larger than this device's largest
+    cudaGetLastError();                         // clear the error, so that the next call does not report it
+    return 0;
+  }
+  check_cuda(answer, "asking how many clusters fit");
+  return at_once;
+}
+
 // Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), in clusters where shape.cluster > 1.
 // Throws CudaError when the launch is refused.
 template <class... Parameters, class... Arguments>
