@@ -8,7 +8,7 @@
 #include <regex>
 #include <sstream>
 
-#include "common/harness/cluster.cuh"
+#include "common/device/cluster.cuh"
 #include "common/harness/device_buffer.h"
 #include "common/harness/flags.h"
 #include "common/harness/provenance.h"

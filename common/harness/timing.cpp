@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 namespace {

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
-#include "common/harness/launch.cuh"
 
 namespace worklog {
 namespace {
