@@ -1,8 +1,8 @@
 // One thread per row: the formula of LayerNorm, written down as it stands.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::naive {
 

@@ -1,8 +1,8 @@
 // One block per row: neighbouring threads read neighbouring addresses, and a tree in shared memory adds their sums.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::shared_reduction {
 

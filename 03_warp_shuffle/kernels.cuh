@@ -1,8 +1,8 @@
 // Sums that stay in registers: the lanes of a warp hand their values to each other.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::warp_shuffle {
 

@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::vectorized {
 

@@ -12,9 +12,9 @@
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
 #include "05_welford/packed_rows.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/cluster.cuh"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/cluster.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog::welford {
 

@@ -12,8 +12,8 @@
 
 #include "04_vectorized/kernels.cuh"
 #include "05_welford/kernels.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::batchnorm {
 

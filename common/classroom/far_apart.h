@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 #ifdef WORKLOG_BACKEND_CPU
 #include <sys/mman.h>

@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "common/classroom/handover.h"
+#include "common/device/launch.cuh"
 #include "common/harness/bind.h"
 #include "common/harness/counting.h"
 #include "common/harness/document.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/program.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 namespace {

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/harness/arguments.h"
+#include "common/device/arguments.h"
 #include "common/harness/problem.h"
 
 namespace worklog {

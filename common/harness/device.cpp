@@ -6,7 +6,7 @@
 #include <cctype>
 #include <cstdio>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 namespace {

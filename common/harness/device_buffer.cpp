@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
+#include "common/device/launch.cuh"
 #include "common/harness/host_memory.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/parallel.h"
 #include "common/harness/problem.h"
 

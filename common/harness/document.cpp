@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 #include "common/harness/launches.h"
 
 namespace worklog {

@@ -8,9 +8,9 @@
 #include <regex>
 #include <sstream>
 
+#include "common/device/launch.cuh"
 #include "common/harness/device_buffer.h"
 #include "common/harness/flags.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/provenance.h"
 #include "common/harness/workspace.h"
 

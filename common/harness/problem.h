@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/harness/arguments.h"
+#include "common/device/arguments.h"
 #include "common/harness/dtype.h"
 #include "common/harness/host_memory.h"
 

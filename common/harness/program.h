@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/harness/arguments.h"
+#include "common/device/arguments.h"
 #include "common/harness/bind.h"
 #include "common/harness/problem.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 

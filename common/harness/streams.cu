@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 #include "common/harness/streams.h"
 
 namespace worklog {

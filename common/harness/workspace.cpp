@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 #ifdef WORKLOG_BACKEND_CPU
 #include <simt/counts.h>

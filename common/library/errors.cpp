@@ -7,7 +7,7 @@
 #include <new>
 #include <string_view>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog::library {
 namespace {

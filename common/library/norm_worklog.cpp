@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 #include "common/library/errors.h"
 #include "common/library/kernels.h"
 #include "common/library/operations.h"

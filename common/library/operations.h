@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "common/harness/arguments.h"
+#include "common/device/arguments.h"
 #include "common/harness/problem.h"
 #include "common/library/norm_worklog.h"
 #include "common/library/tensors.h"

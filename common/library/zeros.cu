@@ -1,4 +1,4 @@
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 #include "common/library/zeros.cuh"
 
 namespace worklog::library {

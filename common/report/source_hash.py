@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The hash of a stage's kernels as written: where nobody can compile them, it says whether they are as they were.
 
-It is the sha256 over the tokens of the stage's kernels.cuh, with every file of the repository that it includes, device
-headers of common/ among them, put in place of its #include, once. Comments, white space between tokens and includes of
+It is the sha256 over the tokens of the stage's kernels.cuh and of its final kernels in final/, with every file of the
+repository that they include, device headers of common/ among them, put in place of its #include, once. Comments, white space between tokens and includes of
 anything else do not count. What ties a figure to the code that ran is the hash of its machine code (machine_code.py).
 
     python3 common/report/source_hash.py 01_naive    prints the hash of one stage
@@ -96,7 +96,9 @@ def source_hash(stage: str, root: Path = ROOT) -> str:
     """The hash of `stage` (a folder name), 64 hexadecimal digits. Raises FileNotFoundError without kernels.cuh."""
     root = root.resolve()
     tokens: list[str] = []
-    collect((root / stage / "kernels.cuh").resolve(), root, set(), tokens)
+    seen: set[Path] = set()
+    for path in (root / stage / "kernels.cuh", *sorted((root / stage / "final").glob("*.cuh"))):
+        collect(path.resolve(), root, seen, tokens)
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 
 

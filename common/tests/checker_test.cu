@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/program.h"
 
 namespace worklog {

@@ -192,13 +192,13 @@ LOCALS = (
 @needs_nvcc
 class Chan(Folder):
     def copy(self) -> Path:
-        """The headers of the ladder and of common/harness."""
+        """The headers of the ladder and of common/device."""
         root = self.folder / "copy"
         for path in SOURCE.glob("0*/*.cuh"):
             target = root / path.relative_to(SOURCE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        shutil.copytree(SOURCE / "common/harness", root / "common/harness")
+        shutil.copytree(SOURCE / "common/device", root / "common/device")
         return root
 
     def test_names_places_and_layout_change_no_code(self) -> None:
@@ -228,12 +228,12 @@ class Chan(Folder):
     def test_an_instruction_of_a_shared_header_is_noticed_where_it_is_used(self) -> None:
         root = self.copy()
         text = (
-            '#include "common/harness/launch.cuh"\n'
+            '#include "common/device/launch.cuh"\n'
             "__global__ void waits(float* x) { worklog::wait_for_previous_kernel(); x[threadIdx.x] = 1.0f; }\n"
             "__global__ void alone(float* x) { x[threadIdx.x] = 1.0f; }\n"
         )
         before = compiled(text, self.folder / "before", root)
-        header = root / "common/harness/launch.cuh"
+        header = root / "common/device/launch.cuh"
         changed = header.read_text(encoding="utf-8").replace(
             "  cudaGridDependencySynchronize();", "  __nanosleep(1);\n  cudaGridDependencySynchronize();"
         )

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <vector>
 
+#include "common/device/launch.cuh"
 #include "common/harness/bind.h"
 #include "common/harness/device.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/workspace.h"
 
 namespace worklog {

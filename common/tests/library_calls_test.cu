@@ -10,8 +10,8 @@
 #include <new>
 #include <string_view>
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 #include "common/library/norm_worklog.h"
 
 namespace {

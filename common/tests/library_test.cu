@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #include "common/harness/device_buffer.h"
-#include "common/harness/launch.cuh"
 #include "common/harness/problem.h"
 #include "common/harness/workspace.h"
 #include "common/library/norm_worklog.h"

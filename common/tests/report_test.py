@@ -44,7 +44,7 @@ import tables
 KERNELS_01 = """\
 // One thread per row.
 #pragma once
-#include "common/harness/arguments.h"
+#include "common/device/arguments.h"
 
 namespace worklog::naive {
   // [snippet: kernel]
@@ -691,11 +691,11 @@ class SourceHash(Playground):
         self.assertNotEqual(self.hash(), before)
 
     def test_follows_includes_of_the_repository(self) -> None:
-        self.write("common/harness/arguments.h", "struct Arguments;\n")
+        self.write("common/device/arguments.h", "struct Arguments;\n")
         before, alone = self.hash("02_tree"), self.hash("01_naive")
-        self.write("common/harness/arguments.h", "struct OtherArguments;\n")
+        self.write("common/device/arguments.h", "struct OtherArguments;\n")
         self.assertNotEqual(self.hash("02_tree"), before)
-        self.write("common/harness/arguments.h", "struct Arguments;  // a comment\n")
+        self.write("common/device/arguments.h", "struct Arguments;  // a comment\n")
         self.assertEqual(self.hash("02_tree"), before)
         self.edit("01_naive/kernels.cuh", "x[0]", "x[3]")
         self.assertNotEqual(self.hash("02_tree"), before)

@@ -5,8 +5,8 @@
 
 #include <string>
 
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
-#include "common/harness/launch.cuh"
 
 namespace worklog {
 namespace {

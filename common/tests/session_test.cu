@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 namespace {

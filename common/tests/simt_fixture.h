@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 #include "simt/simt.h"
 
 namespace worklog::test {

@@ -9,7 +9,6 @@
 
 #include "common/harness/baseline.h"
 #include "common/harness/device.h"
-#include "common/harness/launch.cuh"
 
 namespace worklog {
 namespace {

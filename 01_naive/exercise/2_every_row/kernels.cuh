@@ -1,8 +1,8 @@
 // Exercise: as many threads as rows, and no thread without a row. Look for [task], of which there are two.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::naive {
 

@@ -1,8 +1,8 @@
 // Exercise: the same kernel on more multiprocessors. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::naive {
 

@@ -1,8 +1,8 @@
 // Exercise: a block adds 256 values in a tree, in shared memory. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::shared_reduction {
 

@@ -1,8 +1,8 @@
 // Exercise: a tree whose threads read neighbouring words. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::shared_reduction {
 

@@ -1,8 +1,8 @@
 // Exercise: both sums in one pass over the row. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::shared_reduction {
 

@@ -1,8 +1,8 @@
 // Exercise: the warps of a block meet once in shared memory. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::warp_shuffle {
 

@@ -1,8 +1,8 @@
 // Exercise: each warp walks over rows of its own. Look for [task].
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::warp_shuffle {
 

@@ -3,8 +3,8 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::welford {
 

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "05_welford/kernels.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::fused_residual {
 

@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include "05_welford/kernels.cuh"
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::batchnorm {
 

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace {
 

@@ -30,7 +30,7 @@ constinit thread_local uint3 blockIdx{};
 constinit thread_local dim3 blockDim{};
 constinit thread_local dim3 gridDim{};
 
-// The dynamic shared memory of the block that this OS thread runs, as common/harness/launch.cuh declares it, and what
+// The dynamic shared memory of the block that this OS thread runs, as common/device/launch.cuh declares it, and what
 // must stay untouched behind it.
 constexpr size_t shared_redzone_bytes = 1024;
 alignas(128) thread_local unsigned char worklog_dynamic_shared[simt::detail::max_shared_bytes + shared_redzone_bytes];

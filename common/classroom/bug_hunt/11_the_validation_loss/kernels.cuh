@@ -1,8 +1,8 @@
 // Bug hunt: training is fine, validation is not.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::bug_hunt {
 

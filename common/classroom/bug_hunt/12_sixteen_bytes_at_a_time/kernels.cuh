@@ -1,8 +1,8 @@
 // Bug hunt: sixteen bytes at a time.
 #pragma once
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::bug_hunt {
 

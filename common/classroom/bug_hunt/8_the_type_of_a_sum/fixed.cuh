@@ -3,8 +3,8 @@
 
 #include <cuda_bf16.h>
 
-#include "common/harness/arguments.h"
-#include "common/harness/launch.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::bug_hunt {
 

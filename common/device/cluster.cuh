@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "common/harness/launch.cuh"
+#include "common/device/launch.cuh"
 
 namespace worklog {
 
