@@ -1,5 +1,6 @@
 // Stage 05: statistics that hold on every input, and the final forward kernel.
 #include "common/harness/program.h"
+#include "final/layer_norm.cuh"
 #include "kernels.cuh"
 
 int main(int argc, char** argv) {

@@ -3,7 +3,11 @@
 
 #include <array>
 
-#include "05_welford/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/layer_norm.cuh"
+#include "05_welford/final/split_moments.cuh"
+#include "05_welford/final/statistics.cuh"
+#include "05_welford/final/steps.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 

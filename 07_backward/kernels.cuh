@@ -11,8 +11,12 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/packed_rows.cuh"
+#include "05_welford/final/parameters.cuh"
+#include "05_welford/final/rows.cuh"
+#include "05_welford/final/unpack.cuh"
 #include "05_welford/kernels.cuh"
-#include "05_welford/packed_rows.cuh"
 #include "common/device/arguments.h"
 #include "common/device/cluster.cuh"
 #include "common/device/launch.cuh"

@@ -11,6 +11,8 @@
 #include <stdexcept>
 
 #include "04_vectorized/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/unpack.cuh"
 #include "05_welford/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"

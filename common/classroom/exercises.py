@@ -69,6 +69,7 @@ class Exercise:
     goals: tuple[Goal, ...]
     speed: Speed | None
     reason: Reason | None
+    source: str = SOURCE  # in the stage's folder: the file that the skeleton is made of
 
     @property
     def id(self) -> str:
@@ -93,7 +94,8 @@ class Exercise:
 
     @property
     def stage_source(self) -> Path:
-        return self.root / self.stage / SOURCE
+        """The stage's file that has the lines which solve it."""
+        return self.root / self.stage / self.source
 
     def solution(self) -> str:
         """The source that solves it: made of the skeleton and the stage's regions. Raises regions.RegionError."""
@@ -119,10 +121,12 @@ def load(folder: Path, root: Path = ROOT) -> Exercise:
     for key, kind in KEYS.items():
         if key not in data or not isinstance(data[key], kind):
             raise ExerciseError(f"{shown}: '{key}' is missing, or not of its type")
-    if unknown := set(data) - set(KEYS) - {"reason"}:
+    if unknown := set(data) - set(KEYS) - {"reason", "source"}:
         raise ExerciseError(f"{shown} has unknown keys: {', '.join(sorted(unknown))}")
     if is_bug != ("reason" in data):
         raise ExerciseError(f"{shown}: 'reason' belongs to the exercises of the bug hunt, and to each of them")
+    if not isinstance(data.get("source", SOURCE), str) or is_bug and "source" in data:
+        raise ExerciseError(f"{shown}: 'source' is a file of the exercise's stage, such as final/reread.cuh")
     match = FOLDER.fullmatch(folder.name)
     if not match:
         raise ExerciseError(f"{folder.relative_to(root)}: an exercise's folder is named as 1_finish_the_tree is")
@@ -130,7 +134,7 @@ def load(folder: Path, root: Path = ROOT) -> Exercise:
     return Exercise(root, folder, BUGS if is_bug else folder.parents[1].name, int(match[1]), data["title"], data["task"], data["minutes"],
                     data["difficulty"], data["variant"], tuple(data["checks"]), data["counted"], tuple(map(goal_of, data["goals"])),
                     Speed(speed["flags"], speed["at_least"]) if speed else None,
-                    Reason(reason["problem"], tuple(reason["says"])) if reason else None)
+                    Reason(reason["problem"], tuple(reason["says"])) if reason else None, data.get("source", SOURCE))
 
 
 def goal_of(data: Mapping[str, Any]) -> Goal:

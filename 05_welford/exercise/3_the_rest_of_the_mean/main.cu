@@ -1,4 +1,5 @@
 // Exercise 05.3: the rest of the mean.
+#include "05_welford/final/steps.cuh"
 #include "common/harness/program.h"
 #include "kernels.cuh"
 

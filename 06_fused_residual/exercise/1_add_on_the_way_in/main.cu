@@ -1,4 +1,5 @@
 // Exercise 06.1: add on the way in.
+#include "05_welford/final/reread.cuh"
 #include "common/harness/program.h"
 #include "kernels.cuh"
 

@@ -3,7 +3,8 @@
 
 #include <array>
 
-#include "05_welford/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/steps.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 

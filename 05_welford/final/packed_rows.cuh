@@ -1,4 +1,6 @@
-// Narrow rows without gaps between them: a tile of them is one stretch of memory, which moves in whole vectors.
+// Narrow rows without gaps between them: a tile of them is one stretch of memory, which moves in whole vectors. Here
+// are the tile, and the share of a row that a lane takes from it. The kernel is in tiles.cuh; stage 07 has the same
+// tiles.
 #pragma once
 
 #include <cstdint>

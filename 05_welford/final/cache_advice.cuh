@@ -1,0 +1,70 @@
+// Loads that tell the L2 cache when to give up what they read. A row is read once and written once, so the cache keeps
+// lines that nobody asks for again. Plain loads and asynchronous copies take the same advice.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "common/device/launch.cuh"
+
+namespace worklog::welford {
+
+// [snippet: keeping]
+// When the lines that are read leave the L2 cache: before others, in turn, or after others. Where tensors are much
+// larger than the cache, they leave last. It is not for their own sake: so the lines of y, which are written, leave
+// first.
+enum class Leaves { first, in_turn, last };
+
+// The same in the form that an instruction takes. A choice and no branch, which the first load would wait for.
+__device__ inline uint64_t advice_of([[maybe_unused]] Leaves leaves) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint64_t first, in_turn, last;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(in_turn));
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+  return leaves == Leaves::first ? first : leaves == Leaves::in_turn ? in_turn : last;
+#else
+  return 0;
+#endif
+}
+
+template <bool advised = true>
+__device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t advice) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (advised) {
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(advice)
+                 : "memory");
+    return v;
+  }
+#endif
+  return *static_cast<const uint4*>(from);
+}
+
+// Into shared memory, asynchronously. A ring whose places hang on a number that is the same for all lanes has to say
+// `undivided`, which leaves its addresses as they are: they have 28 bits. Else NVIDIA's assembler may add them up in
+// the copy itself, and then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3
+// (IST-DASLab/marlin, issue 44).
+inline constexpr unsigned undivided = 0x3fffffff;
+
+template <unsigned mask = ~0u>
+__device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]] uint64_t advice) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to)) & mask;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(advice)
+               : "memory");
+#else
+  __pipeline_memcpy_async(to, from, 16);
+#endif
+}
+
+// For a launch that reads so much: last, from some times what the cache holds.
+inline Leaves leaves_of(int64_t bytes_read, int times) {
+  return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Leaves::last : Leaves::in_turn;
+}
+// [/snippet]
+
+}  // namespace worklog::welford

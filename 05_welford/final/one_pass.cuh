@@ -1,0 +1,68 @@
+// The moments of split_moments.cuh in one pass and one round of shuffles. A thread, or a warp, takes its differences
+// from a pivot that is near the mean and at hand: the mean of its first vector. It costs a few bits, and saves the wait
+// for the exact mean.
+#pragma once
+
+#include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/final/split_moments.cuh"
+#include "05_welford/final/unpack.cuh"
+
+namespace worklog::welford {
+
+using warp_shuffle::all_lanes;
+using warp_shuffle::warp_sum;
+
+// [snippet: one_pass]
+// The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
+// formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
+// the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
+template <About about>
+struct ThreadMoments {
+  float pivot = 0.0f;
+  float sum = 0.0f;
+  float squares = 0.0f;
+
+  // In pairs, so that equal values have their value as their mean.
+  template <int count>
+  __device__ void begin(const float (&first)[count]) {
+    if constexpr (about != About::zero) {
+      float sums[count];
+#pragma unroll
+      for (int k = 0; k < count; ++k) sums[k] = first[k];
+#pragma unroll
+      for (int half = count / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+      }
+      pivot = sums[0] * (1.0f / count);
+    }
+  }
+  __device__ void add(float x) {
+    const float d = x - pivot;
+    if constexpr (about == About::mean) sum += d;
+    squares = fmaf(d, d, squares);
+  }
+  __device__ SplitMoments of(Count held) const {
+    const float rest = sum * held.inverse;
+    return {held.count, pivot, rest, squares - sum * rest};
+  }
+};
+// [/snippet]
+
+// [snippet: one_round]
+// The moments of the values that `width` lanes hold together, as moments_of() finds them; but in one pass and one
+// round. The pivot of all is the mean of the first lane's first vector, so that their sums have only to be added. What
+// is taken away is at most as many times what it leaves as there are vectors.
+template <class T, About about, int width, class Share, class Place>
+__device__ inline SplitMoments moments_in_one_round(const Share& share, const Place& place, Count held) {
+  ThreadMoments<about> values;
+  if (place.has(0)) values.begin(unpack<T>(share.vector[0]).at);
+  values.pivot = __shfl_sync(all_lanes, values.pivot, 0, width);
+  share.for_each(place, [&](float x) { values.add(x); });
+  values.sum = warp_sum<width>(values.sum);
+  values.squares = warp_sum<width>(values.squares);
+  return values.of(held);
+}
+// [/snippet]
+
+}  // namespace worklog::welford

@@ -1,0 +1,63 @@
+// The load step: a thread's share of a row, in registers. It stays in the storage type, so 16 bits take half the
+// registers of floats. All loads are issued before the first value is used.
+#pragma once
+
+#include <cstdint>
+
+#include "04_vectorized/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/unpack.cuh"
+
+namespace worklog::welford {
+
+using vectorized::Floats;
+using vectorized::vector_size;
+
+// [snippet: load_step]
+// The way from a row's number to its address is long. Behind this the compiler cannot look: it goes there once for a
+// row and not, as it would, for each vector.
+template <class T>
+__device__ inline T* found_once(T* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(address));
+#endif
+  return address;
+}
+
+// A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits. `advised`: the L2 cache is
+// told when its vectors leave. Even to be told that they leave in turn, as they would, takes a little time.
+template <class T, int vectors_, bool advised_>
+struct RowShare {
+  static constexpr int vectors = vectors_;
+  static constexpr bool advised = advised_;
+  uint4 vector[vectors];
+  T edge;
+
+  // All loads are issued before the first value is used.
+  template <class Place>
+  __device__ void load(const T* row, const Place& place, Leaves leaves = Leaves::in_turn) {
+    row = found_once(row);
+    const uint64_t advice = advice_of(leaves);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (place.has(i)) vector[i] = load_vector<advised>(row + place.column(i), advice);
+    }
+    if (place.has_edge()) edge = row[place.edge];
+  }
+
+  // Calls f(x) for each element.
+  template <class Place, class Function>
+  __device__ void for_each(const Place& place, Function f) const {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (!place.has(i)) continue;
+      const Floats<T> x = unpack<T>(vector[i]);
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
+    }
+    if (place.has_edge()) f(vectorized::to_float(edge));
+  }
+};
+// [/snippet]
+
+}  // namespace worklog::welford

@@ -1,0 +1,106 @@
+// The moments of a row, with the mean in two floats. One float is too coarse for a large mean, and every output would
+// be off. Here are the two exact passes over values in registers, and Chan's merge for all parts of a row at once.
+#pragma once
+
+#include "03_warp_shuffle/kernels.cuh"
+
+namespace worklog::welford {
+
+using warp_shuffle::all_lanes;
+using warp_shuffle::warp_sum;
+
+// [snippet: split_moments]
+// Moments whose mean is kept in two parts: `pivot`, a float near it, and `rest`, the mean of what is left without it.
+//
+// A mean of 1e4 in one float is exact to 5e-4, and where the deviation is 1, so would be every output. But x - pivot is
+// exact, or nearly, wherever a large mean makes it matter, and rest is a small number with all its digits.
+struct SplitMoments {
+  float count;
+  float pivot;
+  float rest;
+  float m2;
+};
+
+// Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
+enum class About { mean, zero };
+
+// Elements of 16 bits have so few digits that one float holds the mean of a warp's share well enough.
+template <class T>
+inline constexpr bool splits_mean = sizeof(T) > 2;
+
+// How many values are held together, and the inverse of that (0 for none).
+struct Count {
+  float count;
+  float inverse;
+
+  // Exact where the quotient is a float: a row of equal values has their value as its mean. That is what the second
+  // step is for; a division in one would take a function call for the sake of numbers that do not come up here.
+  __device__ float mean_of(float sum) const {
+    const float quotient = sum * inverse;
+    return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
+  }
+};
+
+__device__ inline Count count_of(float count) {
+  return {count, count > 0.0f ? __fdividef(1.0f, count) : 0.0f};
+}
+
+// The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
+// f(x) for those of this thread.
+template <class T, About about, int width, class ForEach>
+__device__ inline SplitMoments moments_of(ForEach for_each, Count held, float scale) {
+  float sum = 0.0f;
+  float squares = 0.0f;
+  if constexpr (about == About::zero) {
+    for_each([&](float x) { squares = fmaf(x * scale, x * scale, squares); });
+    return {held.count, 0.0f, 0.0f, warp_sum<width>(squares)};
+  }
+  for_each([&](float x) { sum = fmaf(x, scale, sum); });
+  const float pivot = held.mean_of(warp_sum<width>(sum));
+
+  float left = 0.0f;
+  for_each([&](float x) {
+    const float d = fmaf(x, scale, -pivot);
+    if constexpr (splits_mean<T>) left += d;
+    squares = fmaf(d, d, squares);
+  });
+  squares = warp_sum<width>(squares);
+  if constexpr (!splits_mean<T>) return {held.count, pivot, 0.0f, squares};
+  left = warp_sum<width>(left);
+  const float rest = left * held.inverse;
+  return {held.count, pivot, rest, squares - left * rest};  // rest is tiny against the deviation: nothing cancels here
+}
+
+// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values. In `one_round` the two
+// sums wait for their lanes side by side, and what is too much in the squares is taken away after: at most as many
+// times what it leaves as there are parts. Those are some bits, which elements of 16 bits do not miss.
+template <About about, int width, bool one_round = false>
+__device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
+  if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
+  const float pivot = __shfl_sync(all_lanes, part.pivot, 0, width);
+  const float difference = (part.pivot - pivot) + part.rest;
+  if constexpr (one_round) {
+    const float moment = part.count * difference;
+    const float sum = warp_sum<width>(moment);
+    const float squares = warp_sum<width>(fmaf(moment, difference, part.m2));
+    const float rest = sum * all.inverse;
+    return {all.count, pivot, rest, squares - sum * rest};
+  }
+  const float rest = warp_sum<width>(part.count * difference) * all.inverse;
+  const float off = difference - rest;
+  return {all.count, pivot, rest, warp_sum<width>(fmaf(part.count * off, off, part.m2))};
+}
+// [/snippet]
+
+// [snippet: mean_as_pivot]
+// With the mean itself as the pivot, as near as a float can be. Nothing is lost: the rest is what the rounding of
+// pivot + rest takes away [Knuth, TwoSum].
+__device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
+  const float pivot = moments.pivot + moments.rest;
+  const float added = pivot - moments.pivot;
+  const float rest = (moments.pivot - (pivot - added)) + (moments.rest - added);
+  return {moments.count, pivot, rest, moments.m2};
+}
+// [/snippet]
+
+}  // namespace worklog::welford

@@ -1,0 +1,61 @@
+// The team of a cluster that has one row after the other. It sends a row's moments to the other blocks, and asks for
+// theirs later: between the two the threads do other work, which hides the way from block to block.
+#pragma once
+
+#include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/final/split_moments.cuh"
+#include "common/device/cluster.cuh"
+
+namespace worklog::welford {
+
+using warp_shuffle::lanes;
+
+// [snippet: staying_team]
+// A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
+// other blocks is hidden. The next row's moments go where nobody reads this row's.
+template <About about, int warps, class Exchange>
+struct StayingTeam {
+  Exchange exchange;
+  Count all;               // values of the row
+  Count in_block;          // and of its piece in this block
+  SplitMoments* of_warps;  // [2][warps]
+  float4* of_blocks;       // [2][most_blocks_of_cluster], each a SplitMoments
+  int half = 0;
+  bool is_here = false;
+
+  __device__ void put(const SplitMoments& part) {
+    SplitMoments* parts = of_warps + half * warps;
+    if (threadIdx.x % lanes == 0) parts[threadIdx.x / lanes] = part;
+    __syncthreads();
+    if (threadIdx.x / lanes == warps - 1) {  // the last warp: the first has the edges to care for
+      const unsigned other = threadIdx.x % lanes;
+      const SplitMoments moments = merge_lanes<about, warps>(parts[other % warps], in_block);
+      if (other < exchange.cluster.num_blocks()) {
+        exchange.send(other, of_blocks + half * most_blocks_of_cluster + exchange.cluster.block_rank(),
+                      {moments.count, moments.pivot, moments.rest, moments.m2});
+      }
+    }
+    exchange.all_sent();
+  }
+  // Until the moments of all blocks are here. merge() waits if nobody has.
+  __device__ void wait() {
+    if (!is_here) exchange.wait();
+    is_here = true;
+  }
+  __device__ SplitMoments merge() {
+    wait();
+    is_here = false;
+    const unsigned other = threadIdx.x % most_blocks_of_cluster;
+    SplitMoments moments = {};
+    if (other < exchange.cluster.num_blocks()) {
+      const float4 sent = of_blocks[half * most_blocks_of_cluster + other];
+      moments = {sent.x, sent.y, sent.z, sent.w};
+    }
+    half ^= 1;
+    return merge_lanes<about, most_blocks_of_cluster>(moments, all);
+  }
+  __device__ bool any(bool value) const { return value; }
+};
+// [/snippet]
+
+}  // namespace worklog::welford
