@@ -1,5 +1,6 @@
 // Stage 07: the backward pass.
 #include "common/harness/program.h"
+#include "final/backward.cuh"
 #include "kernels.cuh"
 
 int main(int argc, char** argv) {

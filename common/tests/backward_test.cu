@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "07_backward/kernels.cuh"
+#include "07_backward/final/backward.cuh"
 #include "common/harness/device.h"
 #ifdef WORKLOG_BACKEND_CPU
 #include "simt/simt.h"

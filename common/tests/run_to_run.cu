@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "07_backward/final/backward.cuh"
 #include "07_backward/kernels.cuh"
 #include "common/harness/provenance.h"
 

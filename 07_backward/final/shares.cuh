@@ -1,0 +1,148 @@
+// Which team takes which rows. As many teams run as the device has room for at the same time, and they take turns.
+// Where rows start at different places in a 16-byte vector, the number of teams is chosen so that every row of a team
+// starts at the same place.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "07_backward/final/pass.cuh"
+#include "07_backward/partials.cuh"
+#include "common/device/launch.cuh"
+
+namespace worklog::backward {
+
+// [snippet: shares]
+// A team's rows: the first of them, and how many. `turns` is the largest count of the teams that must keep step with
+// this one.
+struct Share {
+  int64_t first;
+  int count;
+  int turns;
+};
+
+// Who takes which rows: teams take turns, so that the rows that are worked on at the same time are neighbours.
+//
+// A thread reads 16-byte vectors on 16-byte boundaries. Where rows are no whole vectors, the columns that such a vector
+// holds change from row to row; but every `period`-th row starts equally far past a boundary, and is of one *kind* with
+// it. There the number of teams is a multiple of the period: a team's rows are all of one kind, and its threads keep
+// their columns.
+template <Layout layout>
+struct Split {
+  int64_t rows;
+  int64_t step;        // from a team's row to its next: how many teams take turns
+  int64_t advance[3];  // and the elements from the one to the other in x, dy and dh
+  int64_t advance_dx;
+  float inverse_cols;
+
+  __device__ Share share_of(int64_t team) const {
+    const int count = team < rows ? static_cast<int>((rows - team + step - 1) / step) : 0;
+    return {team, count, count};
+  }
+};
+
+// Rows in parts of nearly the same size: the first `larger` parts have one row more than the others.
+struct Parts {
+  int64_t size;
+  int64_t larger;
+
+  __device__ int64_t begin_of(int64_t part) const { return part * size + (part < larger ? part : larger); }
+};
+
+// Clusters are few, and those beyond a multiple of the period are too many to do without. They take the last rows.
+// These are put in an order, first all of one kind, then all of the next, and each of these clusters has a *stretch* of
+// it. Where the kind changes, so do the columns, and the cluster begins anew, with another partial row.
+template <Layout layout>
+struct ClusterSplit {
+  int period;
+  int kind_count;          // the period, or how many last rows there are if they are fewer
+  int turning;             // clusters that take turns, with the first rows
+  Split<layout> split[2];  // of those; and from a row to the next of its kind
+  Parts kinds;             // of the last rows
+  Parts stretches;
+
+  __device__ bool takes_turns(int cluster) const { return layout != Layout::alike || cluster < turning; }
+  __device__ const Split<layout>& split_of(int cluster) const { return split[takes_turns(cluster) ? 0 : 1]; }
+  // The kinds to ask share_of() for.
+  __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kind_count; }
+  // The cluster's rows of a kind. None has a partial row too, if the kind begins where the stretch ends; below zero the
+  // kind is not the cluster's.
+  __device__ Share share_of(int cluster, int kind) const {
+    if (takes_turns(cluster)) return split[0].share_of(cluster);
+    const int64_t begin = stretches.begin_of(cluster - turning);
+    const int64_t end = stretches.begin_of(cluster - turning + 1);
+    const int64_t first = kinds.begin_of(kind);
+    const int64_t next = kinds.begin_of(kind + 1);
+    if (first > end || next <= begin) return {0, -1, 0};
+    const int64_t from = begin < first ? first : begin;
+    const int count = static_cast<int>((end < next ? end : next) - from);
+    return {split[0].rows + kind + (from - first) * period, count, count};
+  }
+};
+// [/snippet]
+
+// [snippet: launch]
+template <class Pass>
+PartialRows partial_rows_of(const Pass& pass, int64_t count) {
+  const bool wanted = pass.p.dgamma || pass.p.dbeta;
+  return {wanted ? pass.p.workspace : nullptr, count, pass.p.cols};
+}
+
+// As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
+// them if that leaves none of the multiprocessors without: each team's partial row has to be read again. `more` partial
+// rows come on top.
+inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
+}
+
+// How many rows on a row starts equally far past a 16-byte boundary again.
+template <Layout layout, class Pass>
+int period_of(const Pass& pass) {
+  constexpr int64_t elements = vector_size<typename Pass::T>;
+  return layout == Layout::alike ? static_cast<int>(elements / std::gcd(elements, pass.p.x_stride)) : 1;
+}
+
+// `teams`, or as many less as make them a multiple of the period; but one to each kind of row.
+inline int64_t teams_of_kinds(int64_t teams, int64_t period, int64_t rows) {
+  return teams < period ? std::clamp<int64_t>(rows, 1, period) : teams / period * period;
+}
+
+template <Layout layout, class Pass>
+Split<layout> split_of(const Pass& pass, int64_t rows, int64_t step) {
+  const auto& p = pass.p;
+  return {rows,
+          step,
+          {step * p.x_stride, step * p.dy_stride, step * p.dh_stride},
+          step * p.dx_stride,
+          1.0f / static_cast<float>(p.cols)};
+}
+
+// Of `count` rows in `parts`.
+inline Parts parts_of(int64_t count, int64_t parts) {
+  return parts > 0 ? Parts{count / parts, count % parts} : Parts{0, 0};
+}
+
+template <Layout layout, class Pass>
+ClusterSplit<layout> cluster_split_of(const Pass& pass, int64_t clusters, int64_t period) {
+  const int64_t turning = clusters / period * period;
+  const int64_t first_rows = pass.p.rows * turning / clusters;
+  const int64_t last_rows = pass.p.rows - first_rows;
+  const int64_t kinds = std::min(period, last_rows);
+  return {static_cast<int>(period),
+          static_cast<int>(kinds),
+          static_cast<int>(turning),
+          {split_of<layout>(pass, first_rows, turning), split_of<layout>(pass, last_rows, period)},
+          parts_of(last_rows, kinds),
+          parts_of(last_rows, clusters - turning)};
+}
+
+template <Layout layout>
+int64_t partial_rows_of(const ClusterSplit<layout>& rows, int64_t teams) {
+  return rows.turning + (rows.kind_count > 0 ? teams - rows.turning + rows.kind_count - 1 : 0);
+}
+// [/snippet]
+
+}  // namespace worklog::backward

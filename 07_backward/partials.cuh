@@ -1,0 +1,108 @@
+// Sums of columns that are not complete. Blocks share out the rows, so that each block has a sum of every column over
+// its own rows only, and writes it to memory as a partial row. A second kernel adds up the partial rows, in an order
+// that is the same on every run.
+#pragma once
+
+#include <cstdint>
+
+#include "03_warp_shuffle/kernels.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
+
+namespace worklog::backward {
+
+using warp_shuffle::all_lanes;
+using warp_shuffle::lanes;
+
+// [snippet: sum_partials]
+// Sums of columns, still to be added up: for each of `count` partial rows cols floats of dgamma, then cols of dbeta.
+struct PartialRows {
+  float* first;
+  int64_t count;
+  int64_t cols;
+
+  __device__ float* dgamma(int64_t i) const { return first + 2 * i * cols; }
+  __device__ float* dbeta(int64_t i) const { return first + (2 * i + 1) * cols; }
+};
+
+// A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
+// order, hangs on the shape alone. Few columns make few tiles: narrow ones then, of one sector to a row. It adds up in
+// fp64: there is little to add, and the sums that come here have been rounded once already.
+template <class G, int width, int rows>
+__global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
+  constexpr int warps = width * rows / lanes;
+  __shared__ double sums[rows][width + 1];  // one more to a row, so that a column lies in many banks
+  wait_for_previous_kernel();
+  G* out = blockIdx.y == 0 ? dgamma : dbeta;
+  if (!out) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t first = int64_t{blockIdx.x} * width;
+  const int64_t col = first + thread % width;
+  double sum = 0.0;
+  if (col < partial.cols) {
+    const float* column = partial.first + blockIdx.y * partial.cols + col;
+#pragma unroll 8
+    for (int64_t i = thread / width; i < partial.count; i += rows) sum += column[2 * i * partial.cols];
+  }
+  sums[thread / width][thread % width] = sum;
+  __syncthreads();
+  for (int own = thread / lanes; own < width; own += warps) {
+    double part = 0.0;
+    for (int row = thread % lanes; row < rows; row += lanes) part += sums[row][own];
+    for (int distance = lanes / 2; distance > 0; distance /= 2) part += __shfl_xor_sync(all_lanes, part, distance);
+    if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(static_cast<float>(part));
+  }
+}
+
+// Where there are few partial rows, and so many columns that each may have a thread of its own.
+inline constexpr int few_partial_rows = 16;
+inline constexpr int threads_of_few = 256;
+template <class G>
+__global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows partial, G* dgamma, G* dbeta) {
+  wait_for_previous_kernel();
+  G* out = blockIdx.y == 0 ? dgamma : dbeta;
+  const int64_t col = int64_t{blockIdx.x} * threads_of_few + threadIdx.x;
+  if (!out || col >= partial.cols) return;
+  const float* column = partial.first + blockIdx.y * partial.cols + col;
+  double sum = 0.0;
+#pragma unroll 8
+  for (int64_t i = 0; i < partial.count; ++i) sum += column[2 * i * partial.cols];
+  out[col] = static_cast<G>(static_cast<float>(sum));
+}
+
+template <int width, int rows, class T, class G>
+void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
+  const auto kernel = sum_partials<G, width, rows>;
+  // As much shared memory as the kernel before it has: where it has to be divided anew, the two cannot overlap.
+  check_cuda(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+      "asking for shared memory");
+  launch(kernel,
+         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), 2),
+          .block = width * rows,
+          .overlap = true,
+          .stream = stream},
+         PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+}
+
+template <class T, class G>
+void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
+  if (!p.dgamma && !p.dbeta) return;
+  if (p.cols > 32 * 1024 && partial_rows <= few_partial_rows) {
+    launch(sum_few_partials<G>,
+           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+            .block = threads_of_few,
+            .overlap = true,
+            .stream = stream},
+           PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+  } else if (p.cols > 32 * 1024) {
+    launch_sum_of_tiles<32, 8>(p, partial_rows, stream);
+  } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
+    launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
+  } else {
+    launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
+  }
+}
+// [/snippet]
+
+}  // namespace worklog::backward
