@@ -1,5 +1,6 @@
 // Stage 08: BatchNorm, whose statistics are over the columns.
 #include "common/harness/program.h"
+#include "final/batch_norm.cuh"
 #include "kernels.cuh"
 
 int main(int argc, char** argv) {

@@ -1,7 +1,7 @@
 // BatchNorm over the batches of several GPUs: what each has found goes to all, and all merge it in the same order.
 #pragma once
 
-#include "08_batchnorm/kernels.cuh"
+#include "08_batchnorm/final/batch_norm.cuh"
 
 namespace worklog::batchnorm {
 

@@ -1,0 +1,87 @@
+// BatchNorm with the running statistics. They fold with gamma and beta into one multiply-add for each channel. The trip
+// through memory is that of apply.cuh.
+#pragma once
+
+#include "04_vectorized/kernels.cuh"
+#include "08_batchnorm/final/apply.cuh"
+#include "08_batchnorm/final/vector.cuh"
+#include "common/device/arguments.h"
+
+namespace worklog::batchnorm {
+
+using vectorized::to_float;
+
+// [snippet: inference]
+// Inference: the running statistics, gamma and beta fold into one multiply-add.
+template <class T_, class G>
+struct InferenceSteps {
+  using T = T_;
+  BatchNormInference<T, G> p;
+  static constexpr int inputs = 1;
+  __device__ const T* input(int) const { return p.x; }
+  __device__ T* output() const { return p.y; }
+
+  struct Channel {
+    float factor, offset;
+  };
+  __device__ float result(float x, float, const Channel& c) const { return fmaf(x, c.factor, c.offset); }
+
+  template <int size>
+  __device__ void read_channels(const int (&channels)[size], Neighbors neighbors, Channel (&known)[size]) const {
+    if (size > 2 && neighbors == Neighbors::two) {
+      const int ends[2] = {channels[0], channels[size - 1]};
+      Channel of_end[2];
+      read_each<false>(ends, of_end);
+#pragma unroll
+      for (int k = 0; k < size; ++k) known[k] = channels[k] == ends[0] ? of_end[0] : of_end[1];
+    } else if (neighbors == Neighbors::in_a_row) {
+      read_each<true>(channels, known);
+    } else {
+      read_each<false>(channels, known);
+    }
+  }
+
+ private:
+  template <bool in_a_row, int size>
+  __device__ void read_each(const int (&channels)[size], Channel (&known)[size]) const {
+    float gamma[size], beta[size], mean[size], variance[size];
+    read_values<in_a_row>(p.gamma, 1.0f, channels, gamma);
+    read_values<in_a_row>(p.beta, 0.0f, channels, beta);
+    read_values<in_a_row>(p.running_mean, 0.0f, channels, mean);
+    read_values<in_a_row>(p.running_var, 1.0f, channels, variance);
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+      const float factor = gamma[k] * rsqrtf(variance[k] + p.eps);
+      known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
+    }
+  }
+  template <bool in_a_row, class V, int size>
+  __device__ static void read_values(const V* from, float otherwise, const int (&channels)[size],
+                                     float (&values)[size]) {
+    constexpr int together = size < static_cast<int>(vector_size<V>) ? size : static_cast<int>(vector_size<V>);
+    if (!from) {
+#pragma unroll
+      for (int k = 0; k < size; ++k) values[k] = otherwise;
+    } else if constexpr (in_a_row) {
+#pragma unroll
+      for (int first = 0; first < size; first += together) {
+        const auto some = *reinterpret_cast<const Vector<V, together>*>(from + channels[0] + first);
+#pragma unroll
+        for (int k = 0; k < together; ++k) values[first + k] = to_float(some.at[k]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < size; ++k) values[k] = to_float(from[channels[k]]);
+    }
+  }
+};
+
+template <class T, class G>
+void batch_norm_inference(const BatchNormInference<T, G>& p, cudaStream_t stream) {
+  if (p.samples == 0) return;
+  apply(InferenceSteps<T, G>{p}, is_aligned({p.x, p.y}), is_aligned({p.gamma, p.beta, p.running_mean, p.running_var}),
+        stream);
+}
+// [/snippet]
+
+}  // namespace worklog::batchnorm
