@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "05_welford/packed_rows.cuh"
+#include "05_welford/final/packed_rows.cuh"
 #include "07_backward/final/pass.cuh"
 #include "07_backward/final/shares.cuh"
 #include "07_backward/final/teams.cuh"

@@ -4,7 +4,11 @@
 #pragma once
 
 #include "04_vectorized/kernels.cuh"
-#include "05_welford/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/parameters.cuh"
+#include "05_welford/final/rows.cuh"
+#include "05_welford/final/share.cuh"
+#include "05_welford/final/unpack.cuh"
 #include "07_backward/kernels.cuh"
 #include "common/device/arguments.h"
 

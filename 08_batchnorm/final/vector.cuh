@@ -7,7 +7,8 @@
 #include <initializer_list>
 
 #include "04_vectorized/kernels.cuh"
-#include "05_welford/kernels.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/unpack.cuh"
 
 namespace worklog::batchnorm {
 
