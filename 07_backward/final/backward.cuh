@@ -146,7 +146,7 @@ bool rows_alike(const Pass& pass, cudaStream_t stream) {
   if (length <= 2 * 32) return launch_lanes<alike, 2, 4, 32, 256, 2>(pass, stream);
   if constexpr (sizeof(typename Pass::T) == 2) {
     if (length <= 2 * 256) return launch_block<alike, 2, 3, 512, 1>(pass, stream);
-    // A little longer, a multiprocessor has registers for one such block in the place of two.
+    // A little longer, a multiprocessor has registers for one such block instead of two.
     if constexpr (sizeof(typename Pass::G) == sizeof(typename Pass::T)) {
       constexpr int stages = Pass::adds_dh ? 3 : 4;
       if (length <= 3 * 192) return launch_block<alike, 3, stages, 192, 2>(pass, stream);
@@ -239,7 +239,7 @@ void persistent_any(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
 }
 
 // The final kernels: rows of any length, any number of them, any stride and alignment. Asynchronous in `stream`. The
-// same bits on every run: no sum's order hangs on which block comes first.
+// same bits on every run: no sum's order depends on which block comes first.
 template <class T, class G>
 void layer_norm_backward(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   persistent_any<T, G, true>(p, stream);

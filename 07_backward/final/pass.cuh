@@ -52,7 +52,7 @@ enum class Layout {
 // [/snippet]
 
 // [snippet: gradient_with]
-// gradient_of, with 1 / cols at hand: a multiplication for each row in the place of a division.
+// gradient_of, with 1 / cols at hand: a multiplication for each row instead of a division.
 __device__ inline Gradient gradient_with(const RowStatistics& s, const RowSums& sums, float inverse_cols) {
   const float each = s.rstd * inverse_cols;
   return {s.rstd, sums.wdy * each, sums.wdy_xhat * each};

@@ -24,7 +24,7 @@ namespace worklog::backward {
 // circle of a warp's places. So a copy may go where another lane has read, but always one of its own warp.
 //
 // Where rows lie alike, the first vector of a row and the last are *edges*: they hold elements of its neighbours too.
-// They come like all others, whole, so that nobody waits for them. (Should dx lie in the place of x or dy, a
+// They come like all others, whole, so that nobody waits for them. (Should dx lie where x or dy lies, a
 // neighbour's elements may be old or new: they are overwritten before anyone uses them.) What has to be done for single
 // elements is done by as many lanes of the edge's warp, at once: were it one thread that did them one by one, all the
 // team would wait for it in every row.
@@ -124,8 +124,8 @@ struct Ring {
     for (int k = 0; k < elements; ++k) floats.at[k] = all.at[k];
     return floats;
   }
-  // Before the first read, by whole warps: puts what the row's last vector has, and zeros behind that, in the place of
-  // the neighbour's elements in the first.
+  // Before the first read, by whole warps: puts what the row's last vector has, and zeros behind that, over the
+  // neighbour's elements in the first.
   __device__ void prepare(int place, bool has_row) const {
     if constexpr (has_edges) {
       if (columns.begin >= 0 || columns.thread >= lanes) return;

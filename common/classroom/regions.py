@@ -4,8 +4,9 @@
     ...
     // [/task]
 
-What is to be written may go on in further lines of comment. An exercise's skeleton and the stage's file that it is made of have regions of the same names. The solution is the skeleton with the
-stage's regions; what lies outside of them is the stage's code in both.
+What is to be written may go on in further lines of comment. An exercise's skeleton and the stage's file that it is made
+of have regions of the same names. The solution is the skeleton with the stage's regions; what lies outside of them is
+the stage's code in both.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ TOKEN = re.compile(r"""
 
 INCLUDES = {"<algorithm>", "<array>", "<bit>", "<cmath>", "<cstddef>", "<cstdint>", "<initializer_list>", "<limits>", "<numeric>", "<type_traits>", "<utility>",
             "<cooperative_groups.h>", "<cooperative_groups/reduce.h>", "<cuda_bf16.h>", "<cuda_fp16.h>", "<cuda_pipeline.h>", "<cuda_runtime.h>", "<math_constants.h>",
-            '"common/device/arguments.h"', '"common/device/launch.cuh"', '"common/device/cluster.cuh"', '"common/harness/dtype.h"'}
+            '"common/device/arguments.h"', '"common/device/launch.cuh"', '"common/device/cluster.cuh"',
+            '"common/harness/dtype.h"'}
 STANDARD = {"all_of", "any_of", "array", "bit_cast", "bit_ceil", "bit_floor", "bool_constant", "byte", "common_type_t", "conditional_t", "countr_zero", "decay_t", "declval", "enable_if_t",
             "false_type", "forward", "gcd", "has_single_bit", "initializer_list", "int16_t", "int32_t", "int64_t", "int8_t", "integral_constant", "invalid_argument", "is_convertible_v",
             "is_floating_point_v", "is_integral_v", "is_same", "is_same_v", "isfinite", "lcm", "max", "min", "move", "nullptr_t", "numeric_limits", "pair", "ptrdiff_t",

@@ -1,4 +1,4 @@
-// What an operation's time is held against: a copy, or a stream of as many reads and writes, of the same bytes.
+// What an operation's time is compared with: a copy, or a stream of as many reads and writes, of the same bytes.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ class Baseline {
   int64_t bytes() const { return (reads_ + writes_) * array_bytes_; }
 
   // Adds one measurement by each way there is: the kernel and, for a copy, cudaMemcpyAsync. The best way's median over
-  // all measurements counts. Called before and after the operation that is held against it.
+  // all measurements counts. Called before and after the operation that is compared with it.
   void measure(Timer& timer, TimingMode mode, const Sampling& sampling);
 
   struct Result {

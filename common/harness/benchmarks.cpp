@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t most_graph_bytes = int64_t{64} << 20;  // what is timed from a graph without being asked for
 constexpr int fewest_repetitions = 5, most_repetitions = 500;
 
-// The matrices that an operation reads and writes: the stream that it is held against.
+// The matrices that an operation reads and writes: the stream that it is compared with.
 int count_matrices(const Problem& problem, bool written) {
   int count = 0;
   for (const HostTensor& tensor : problem.tensors()) {

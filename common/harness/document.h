@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;  // keys stay in the order in which they we
 // Keys and values of a context, all values as strings, as Google Benchmark writes its own.
 using ContextEntries = std::vector<std::pair<std::string, std::string>>;
 
-// The stream that a timing is held against.
+// The stream that a timing is compared with.
 struct StreamTiming {
   std::string timing;  // its benchmark: "02_shared_reduction/two_pass/layernorm_forward/fp32/1024x1024/cold"
   TimingMode mode;

@@ -21,7 +21,7 @@ using Runs = std::vector<benchmark::BenchmarkReporter::Run>;
 class EditingReporter : public benchmark::BenchmarkReporter {
  public:
   // All of `to` must outlive this reporter. `edit` is called first, right after the last repetition of a benchmark. It
-  // puts one run with an error in the place of all where the benchmark failed; that is passed on once.
+  // puts one run with an error instead of all where the benchmark failed; that is passed on once.
   EditingReporter(std::vector<benchmark::BenchmarkReporter*> to, std::function<void(Runs&)> edit);
 
   bool ReportContext(const Context& context) override;

@@ -352,7 +352,8 @@ def bench(options: argparse.Namespace) -> int:
     if failed:
         print(f"no results for: {', '.join(failed)}", file=sys.stderr)
         return 1
-    print(f"done in {clock_text(time.monotonic() - work.begun)}. ./worklog lock notes their machine code, ./worklog charts --gpu {gpu} draws them."
+    print(f"done in {clock_text(time.monotonic() - work.begun)}. ./worklog lock notes their machine code, "
+          f"./worklog charts --gpu {gpu} draws them."
           if not options.output else f"done in {clock_text(time.monotonic() - work.begun)}; ./worklog charts --compare draws two files beside each other")
     return 0
 

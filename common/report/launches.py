@@ -2,8 +2,8 @@
 that the tree as it stands would make.
 
 A launch is a kernel's code, by its hash (machine_code.py), and the shape that it is launched in. Results hold the
-launches of each case; NN_name/results/code_<arch>.json, the lock, holds those of the tree (lock.py makes it). A figure is
-current while the two agree, whatever names the kernels have and wherever they stand.
+launches of each case; NN_name/results/code_<arch>.json, the lock, holds those of the tree (lock.py makes it). A figure
+is current while the two agree, whatever names the kernels have and wherever they stand.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def same(one: Sequence[Launch] | None, other: Sequence[Launch] | None) -> bool:
 
 
 def differences(then: Sequence[Launch], now: Sequence[Launch], names: dict[str, str]) -> list[str]:
-    """A sentence for each way in which the launches of now differ from those of then. `names`: kernels by their code."""
+    """A sentence for each way in which the launches of now differ from those of then. `names`: kernels by code."""
     if len(then) != len(now):
         return [f"{len(then)} kernels were launched, and now {len(now)}"]
     found, keys = [], compared_keys(then, now)

@@ -31,8 +31,8 @@ from machine_code import CodeError, Kernel, code_of_all, kernels_in
 from programs import write_json
 from results import ROOT, ReportError, Repository, case_name, read_json
 
-NO_NVCC = """there is no nvcc here, which the lock is made with. Without it, a figure is current while the kernels' sources
-are as they were when the lock was made."""
+NO_NVCC = """there is no nvcc here, which the lock is made with. Without it, a figure is current while the kernels'
+sources are as they were when the lock was made."""
 
 SHOWN = 40  # differences of a lock
 

@@ -171,7 +171,7 @@ class Cubin:
 
     @cached_property
     def _constants(self) -> dict[str, list[tuple[str, Section]]]:
-        """The constant banks of each function: its parameters' bytes, and values that its code reads. "": those of all."""
+        """Constant banks of each function: its parameters' bytes, and values that its code reads. "": those of all."""
         found: dict[str, list[tuple[str, Section]]] = {}
         for section in self.elf.sections:
             if match := re.fullmatch(r"\.nv\.(constant\d+)(?:\.(.+))?", section.name):

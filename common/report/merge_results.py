@@ -4,7 +4,8 @@
     python3 common/report/merge_results.py --output 05_welford/results/h200.json square.json wide.json
 
 All runs must come from one commit, one kernel source and one model of GPU. Where two runs timed or checked the same
-thing, the later file's figures count, all of them: medians and percentiles of one run stay together. The context is the first run's; every run's date and clocks are kept in it.
+thing, the later file's figures count, all of them: medians and percentiles of one run stay together. The context is the
+first run's; every run's date and clocks are kept in it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def whole(entry: dict[str, Any]) -> str:
     return json.dumps(entry, sort_keys=True)
 
 
-# What two entries have in common that are of the same thing, by the list that they stand in; else they are the same throughout.
+# What two entries have in common that are of the same thing, by the list that they stand in; else they are the same
+# throughout.
 KEYS = {
     "benchmarks": timing_key,
     "checks": check_key,
@@ -64,7 +66,7 @@ def merge(runs: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             of_run: dict[Any, list[dict[str, Any]]] = {}
             for entry in run.get(key, []):
                 of_run.setdefault(same(entry), []).append(entry)
-            # The statistics of a benchmark are entries of one key; but of a check, and of what is told twice, the last one counts.
+            # The statistics of a benchmark are entries of one key. Of what is told twice the last counts.
             entries |= of_run if key == "benchmarks" else {each: found[-1:] for each, found in of_run.items()}
         merged[key] = [entry for found in entries.values() for entry in found]
     return merged

@@ -232,12 +232,13 @@ def timing_named(name: str, seconds: float, **values) -> Timing | None:
         return None
     numbers, _, first = shape.partition("-")
     rows, cols, pixels = (*map(int, numbers.split("x")), 1)[:3]
-    return Timing(stage, variant, operation, dtype, rows, cols, mode, seconds, pixels, FIRST if first else LAST, **values)
+    layout = FIRST if first else LAST
+    return Timing(stage, variant, operation, dtype, rows, cols, mode, seconds, pixels, layout, **values)
 
 
 def timing_of_summary(entry: dict, stale: bool) -> Timing | None:
-    """A benchmark of one entry that holds the median of its samples: what programs wrote until Google Benchmark took the
-    samples itself, and the committed results are."""
+    """A benchmark of one entry that holds the median of its samples: what programs wrote until Google Benchmark took
+    the samples itself, and the committed results are."""
     samples = number(entry, "samples")
     return timing_named(
         str(entry.get("name", "")), entry["median_seconds"],
@@ -251,8 +252,8 @@ def timing_of_summary(entry: dict, stale: bool) -> Timing | None:
 
 
 def timing_of_runs(name: str, entries: list[dict], stream: dict, ulp: float | None, stale: bool) -> Timing | None:
-    """A benchmark whose repetitions are samples, from Google Benchmark's statistics over them; from the repetition itself
-    where there is but one. `stream` is what the time is held against, `ulp` the error of the check beside it."""
+    """A benchmark whose repetitions are samples, from Google Benchmark's statistics over them; from the repetition
+    itself where there is but one. `stream` is what the time is compared with, `ulp` the error of the check."""
     aggregates = {entry.get("aggregate_name"): entry for entry in entries if entry.get("run_type") == "aggregate"}
     middle = aggregates.get("median") or (entries[0] if len(entries) == 1 and not aggregates else None)
     if middle is None:
@@ -262,15 +263,19 @@ def timing_of_runs(name: str, entries: list[dict], stream: dict, ulp: float | No
         return float(entry["real_time"]) * SECONDS[entry["time_unit"]]
 
     seconds = seconds_of(middle)
-    counters = {"median_seconds": seconds, "samples": float(middle.get("repetitions", 1)), "bytes": number(middle, "bytes"),
-                "bytes_per_second": number(middle, "bytes_per_second"), "max_ulp_error": ulp}
+    counters = {
+        "median_seconds": seconds, "samples": float(middle.get("repetitions", 1)), "bytes": number(middle, "bytes"),
+        "bytes_per_second": number(middle, "bytes_per_second"), "max_ulp_error": ulp,
+    }
     if "min" in aggregates:
         counters["min_seconds"] = seconds_of(aggregates["min"])
     if "p10" in aggregates and "p90" in aggregates:
         counters["spread"] = (seconds_of(aggregates["p90"]) - seconds_of(aggregates["p10"])) / seconds
     if stream:
-        counters |= {"share_of_copy": stream["median_seconds"] / seconds, "stream_median_seconds": stream["median_seconds"],
-                     "stream_drift": number(stream, "drift")}
+        counters |= {
+            "share_of_copy": stream["median_seconds"] / seconds, "stream_median_seconds": stream["median_seconds"],
+            "stream_drift": number(stream, "drift"),
+        }
     counters = {key: value for key, value in counters.items() if value is not None}
     return timing_named(
         name, seconds,
@@ -286,7 +291,8 @@ def timing_of_runs(name: str, entries: list[dict], stream: dict, ulp: float | No
 def timings_of(document: dict, stale: bool) -> list[Timing]:
     """The timings of a results file; without those that failed, and names that are not ours."""
     streams = {entry["timing"]: entry for entry in document.get("streams", []) if "timing" in entry}
-    errors = {check.get("name"): number(check, "max_ulp_error") for check in document.get("checks", []) if check.get("after_timing")}
+    after_timing = [check for check in document.get("checks", []) if check.get("after_timing")]
+    errors = {check.get("name"): number(check, "max_ulp_error") for check in after_timing}
     benchmarks: dict[str, list[dict]] = {}
     for entry in document.get("benchmarks", []):
         benchmarks.setdefault(str(entry.get("run_name", entry.get("name", ""))), []).append(entry)
@@ -299,7 +305,8 @@ def timings_of(document: dict, stale: bool) -> list[Timing]:
             timings += [timing_of_summary(entry, stale) for entry in summaries]
             continue
         parts = name.split("/")
-        timings.append(timing_of_runs(name, entries, streams.get("/".join(parts[:6]), {}), errors.get("/".join(parts[:5])), stale))
+        stream, ulp = streams.get("/".join(parts[:6]), {}), errors.get("/".join(parts[:5]))
+        timings.append(timing_of_runs(name, entries, stream, ulp, stale))
     return [timing for timing in timings if timing]
 
 
@@ -433,8 +440,8 @@ class Repository:
     def is_current(
         self, stage: str, gpu: str, case: str, recorded: Sequence[launched.Launch] | None, source_hash: str | None
     ) -> bool:
-        """Whether a figure is of what the stage launches now: of the same code in the same shapes, where both are known;
-        else of the same sources."""
+        """Whether a figure is of what the stage launches now: of the same code in the same shapes, where both are
+        known; else of the same sources."""
         if stage not in self.stages():
             return False
         now = self.launches_now(stage, gpu, case)

@@ -311,8 +311,14 @@ class Tables(unittest.TestCase):
         cells = [Cell(operation, "bf16", 64, 4096) for operation in ("rmsnorm_backward", "layernorm_forward")]
         content = document([timing(name, cell, mode, 10e-6) for cell in cells for mode in ("python", "graph", "cold") for name in ("ours", "torch")])
         lines = [line.split(" | ")[:2] for line in self.table(content).splitlines()[2:8]]
-        self.assertEqual([" ".join(line) for line in lines], [f"| `{operation}`† {mode}" for operation in ("layernorm_forward", "rmsnorm_backward")
-                                                              for mode in ("cold", "graph", "python")])
+        self.assertEqual(
+            [" ".join(line) for line in lines],
+            [
+                f"| `{operation}`† {mode}"
+                for operation in ("layernorm_forward", "rmsnorm_backward")
+                for mode in ("cold", "graph", "python")
+            ],
+        )
 
     def test_chooses_types_and_timings(self) -> None:
         single = Cell("layernorm_forward", "fp32", 64, 4096)
@@ -418,7 +424,9 @@ class KeptComparison(unittest.TestCase):
 
     def test_runs_say_all_that_is_in_them(self) -> None:
         """A chart is drawn again where they say something else."""
-        content = document([timing("ours", CELL, "cold", 1e-6)]) | {"earlier": [{"context": {"date": "2025-01-01"}, "cells": [CELL.name]}]}
+        content = document([timing("ours", CELL, "cold", 1e-6)]) | {
+            "earlier": [{"context": {"date": "2025-01-01"}, "cells": [CELL.name]}]
+        }
         nowhere = results.Repository(Path("/nowhere"))
         said = {repr(rivals.Runs(content, nowhere))}
         with mock.patch.object(results.Repository, "is_current", return_value=True):

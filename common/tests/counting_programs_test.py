@@ -150,7 +150,8 @@ class Comparison(unittest.TestCase):
         current, old = (lambda kernel: False), (lambda kernel: True)
         self.assertEqual(counting.drift(committed, committed, current), [])
         now = {"stages": stages, "kernels": [kernel | {"global_load_requests": 6}]}
-        self.assertEqual(counting.drift(committed, now, current), ["01_naive/v/o/fp32/1x2, global_load_requests: 5 is committed, 6 is counted"])
+        sentence = "01_naive/v/o/fp32/1x2, global_load_requests: 5 is committed, 6 is counted"
+        self.assertEqual(counting.drift(committed, now, current), [sentence])
         self.assertEqual(counting.drift(committed, now, old), [])
 
 

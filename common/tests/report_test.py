@@ -96,19 +96,45 @@ def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp
     }
 
 
-def sampled(stage: str, variant: str, microseconds: float, *, mode: str = "cold", repetitions: int = 40, stream: float = 5.0) -> tuple[list[dict], dict]:
+def sampled(
+    stage: str, variant: str, microseconds: float, *, mode: str = "cold", repetitions: int = 40, stream: float = 5.0
+) -> tuple[list[dict], dict]:
     """A benchmark as programs write it since a repetition is a sample, and the stream beside it."""
     name = f"{stage}/{variant}/layernorm_forward/fp32/1024x1024/{mode}"
     run_name = f"{name}/iterations:1/manual_time"
     of = {"mean": 1.02, "median": 1.0, "stddev": 0.05, "cv": 0.05 / microseconds, "p10": 0.96, "p90": 1.06, "min": 0.95}
     entries = [
-        {"name": f"{run_name}_{statistic}", "family_index": 0, "per_family_instance_index": 0, "run_name": run_name, "run_type": "aggregate",
-         "repetitions": repetitions, "threads": 1, "aggregate_name": statistic, "aggregate_unit": "percentage" if statistic == "cv" else "time",
-         "iterations": repetitions, "real_time": microseconds * ratio, "cpu_time": 3.0 * ratio, "time_unit": "us", "bytes": 8404992,
-         "bytes_per_second": 8404992 / (microseconds * 1e-6), "label": "stream 1r1w, input normal, blocks x threads 1024 x 256"}
-        for statistic, ratio in of.items()]
-    beside = {"timing": name, "stream": "1r1w", "mode": mode, "bytes": 8404992, "way": "kernel", "median_seconds": stream * 1e-6, "spread": 0.02,
-              "drift": 0.01, "bytes_per_second": 8404992 / (stream * 1e-6)}
+        {
+            "name": f"{run_name}_{statistic}",
+            "family_index": 0,
+            "per_family_instance_index": 0,
+            "run_name": run_name,
+            "run_type": "aggregate",
+            "repetitions": repetitions,
+            "threads": 1,
+            "aggregate_name": statistic,
+            "aggregate_unit": "percentage" if statistic == "cv" else "time",
+            "iterations": repetitions,
+            "real_time": microseconds * ratio,
+            "cpu_time": 3.0 * ratio,
+            "time_unit": "us",
+            "bytes": 8404992,
+            "bytes_per_second": 8404992 / (microseconds * 1e-6),
+            "label": "stream 1r1w, input normal, blocks x threads 1024 x 256",
+        }
+        for statistic, ratio in of.items()
+    ]
+    beside = {
+        "timing": name,
+        "stream": "1r1w",
+        "mode": mode,
+        "bytes": 8404992,
+        "way": "kernel",
+        "median_seconds": stream * 1e-6,
+        "spread": 0.02,
+        "drift": 0.01,
+        "bytes_per_second": 8404992 / (stream * 1e-6),
+    }
     return entries, beside
 
 
@@ -1087,9 +1113,16 @@ class Reading(unittest.TestCase):
 
     def test_repetitions_are_samples(self) -> None:
         entries, stream = sampled("01_naive", "plain", 10.0)
-        checked = check("01_naive", "plain", "normal", 1.5) | {"name": "01_naive/plain/layernorm_forward/fp32/1024x1024"}
-        (timing,) = self.read({"benchmarks": entries, "streams": [stream], "checks": [checked | {"after_timing": False, "max_ulp_error": 9.0},
-                                                                                     checked | {"after_timing": True}]})
+        checked = check("01_naive", "plain", "normal", 1.5) | {
+            "name": "01_naive/plain/layernorm_forward/fp32/1024x1024"
+        }
+        (timing,) = self.read(
+            {
+                "benchmarks": entries,
+                "streams": [stream],
+                "checks": [checked | {"after_timing": False, "max_ulp_error": 9.0}, checked | {"after_timing": True}],
+            }
+        )
         self.assertEqual(timing.name, "01_naive/plain/layernorm_forward/fp32/1024x1024/cold")
         self.assertAlmostEqual(timing.seconds, 10e-6)
         self.assertAlmostEqual(timing.spread or 0, 0.10)
@@ -1097,20 +1130,47 @@ class Reading(unittest.TestCase):
         self.assertAlmostEqual(timing.copy_seconds or 0, 5e-6)
         self.assertEqual(timing.samples, 40)
         self.assertAlmostEqual((timing.bytes_per_second or 0) * 1e-9, 840.4992)
-        self.assertEqual(set(timing.counters), {"median_seconds", "min_seconds", "samples", "bytes", "bytes_per_second", "spread", "share_of_copy",
-                                                "stream_median_seconds", "stream_drift", "max_ulp_error"})
+        self.assertEqual(
+            set(timing.counters),
+            {
+                "median_seconds",
+                "min_seconds",
+                "samples",
+                "bytes",
+                "bytes_per_second",
+                "spread",
+                "share_of_copy",
+                "stream_median_seconds",
+                "stream_drift",
+                "max_ulp_error",
+            },
+        )
         self.assertAlmostEqual(timing.counters["min_seconds"], 9.5e-6)
         self.assertEqual(timing.counters["max_ulp_error"], 1.5)
 
     def test_single_repetitions_that_are_in_the_file_too_change_nothing(self) -> None:
         entries, stream = sampled("01_naive", "plain", 10.0)
-        single = [{key: value for key, value in entries[0].items() if not key.startswith("aggregate")} |
-                  {"name": entries[0]["run_name"], "run_type": "iteration", "repetition_index": i, "real_time": 50.0} for i in range(3)]
-        self.assertEqual(self.read({"benchmarks": single + entries, "streams": [stream]}), self.read({"benchmarks": entries, "streams": [stream]}))
+        single = [
+            {key: value for key, value in entries[0].items() if not key.startswith("aggregate")}
+            | {"name": entries[0]["run_name"], "run_type": "iteration", "repetition_index": i, "real_time": 50.0}
+            for i in range(3)
+        ]
+        self.assertEqual(
+            self.read({"benchmarks": single + entries, "streams": [stream]}),
+            self.read({"benchmarks": entries, "streams": [stream]}),
+        )
 
     def test_one_repetition_is_the_figure(self) -> None:
-        entry = {"name": "01_naive/plain/layernorm_forward/fp32/1024x1024/warm/manual_time", "run_type": "iteration", "repetitions": 1,
-                 "iterations": 1000, "real_time": 0.25, "time_unit": "ms", "bytes": 64.0, "bytes_per_second": 256e3}
+        entry = {
+            "name": "01_naive/plain/layernorm_forward/fp32/1024x1024/warm/manual_time",
+            "run_type": "iteration",
+            "repetitions": 1,
+            "iterations": 1000,
+            "real_time": 0.25,
+            "time_unit": "ms",
+            "bytes": 64.0,
+            "bytes_per_second": 256e3,
+        }
         (timing,) = self.read({"benchmarks": [entry | {"run_name": entry["name"]}]})
         self.assertAlmostEqual(timing.seconds, 250e-6)
         self.assertEqual((timing.mode, timing.spread, timing.share_of_copy, timing.samples), ("warm", None, None, 1))
@@ -1122,7 +1182,10 @@ class Reading(unittest.TestCase):
 
     def test_a_summary_of_old_is_read_as_ever(self) -> None:
         (timing,) = self.read({"benchmarks": [benchmark("01_naive", "plain", 10.0)]})
-        self.assertEqual((timing.samples, timing.spread, timing.share_of_copy, timing.counters["max_ulp_error"]), (100, 0.0123, 0.5, 1.5))
+        self.assertEqual(
+            (timing.samples, timing.spread, timing.share_of_copy, timing.counters["max_ulp_error"]),
+            (100, 0.0123, 0.5, 1.5),
+        )
         self.assertAlmostEqual(timing.seconds, 10e-6)
 
 
@@ -1161,14 +1224,20 @@ class Merge(unittest.TestCase):
         documents = []
         for microseconds, repetitions in ((10.0, 40), (12.0, 41)):
             entries, stream = sampled("01_naive", "plain", microseconds, repetitions=repetitions)
-            documents.append(run_of("01_naive", benchmarks=entries) | {"streams": [stream | {"median_seconds": microseconds / 2 * 1e-6}]})
+            documents.append(
+                run_of("01_naive", benchmarks=entries)
+                | {"streams": [stream | {"median_seconds": microseconds / 2 * 1e-6}]}
+            )
         documents[0]["benchmarks"] += sampled("01_naive", "plain", 20.0, mode="warm")[0]
         merged, _ = self.merge(*documents)
         self.assertEqual(len(merged["benchmarks"]), 14)
         self.assertEqual({entry["repetitions"] for entry in merged["benchmarks"] if "/cold/" in entry["name"]}, {41})
         self.assertEqual([entry["median_seconds"] for entry in merged["streams"]], [6e-6])
         # One that was timed by its mean alone takes the place of all statistics, and the other way round.
-        alone = documents[1]["benchmarks"][0] | {"name": "01_naive/plain/layernorm_forward/fp32/1024x1024/cold/manual_time", "run_type": "iteration"}
+        alone = documents[1]["benchmarks"][0] | {
+            "name": "01_naive/plain/layernorm_forward/fp32/1024x1024/cold/manual_time",
+            "run_type": "iteration",
+        }
         merged, _ = self.merge(documents[0], run_of("01_naive", benchmarks=[alone]))
         self.assertEqual(sum("/cold/" in entry["name"] for entry in merged["benchmarks"]), 1)
         self.assertEqual(len(self.merge(run_of("01_naive", benchmarks=[alone]), documents[1])[0]["benchmarks"]), 7)
