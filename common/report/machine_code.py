@@ -13,6 +13,7 @@ places of kernels in the file do not count, so that a kernel that was only renam
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import re
 import struct
@@ -31,12 +32,10 @@ NOP_OPCODE = 0x918  # the low 12 bits of an instruction
 # The fat binary: a header for each file that was compiled, then an entry for each architecture.
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes that follow it
 CONTAINER_MAGIC = 0xBA55ED50
-ENTRY = struct.Struct(
-    "<HHIQIIHH"
-)  # kind, version, bytes of this header, bytes of the content, ..., minor, architecture
+ENTRY = struct.Struct("<HHIQI")  # kind, version, bytes of this header, bytes of the content, and without padding
 ENTRY_ELF = 2
-COMPRESSED = 0x2000 | 0x8000  # flags of an entry, 40 bytes into its header: by LZ4, by Zstandard
-
+FLAGS_AT, SIZE_AT = 40, 56  # in an entry's header: its flags, and the bytes of what was compressed
+LZ4, ZSTANDARD = 0x2000, 0x8000  # flags; nvcc compresses large files
 RESERVED_SHARED = 1024  # bytes of a block's that the system keeps, and that the files of sm_90 and newer count
 
 # .nv.info: attributes of four bytes and their value.
@@ -242,18 +241,42 @@ def cubins_in(path: Path) -> list[Cubin]:
 
 
 def entries(fat: bytes, path: Path) -> Iterator[bytes]:
+    """The cubins of a fat binary. Raises CodeError where they cannot be decompressed."""
     at = 0
     while (at := fat.find(CONTAINER_MAGIC.to_bytes(4, "little"), at)) >= 0:
         _, _, header, size = CONTAINER.unpack_from(fat, at)
         end, at = at + header + size, at + header
         while at < end:
-            kind, _, entry_header, content = ENTRY.unpack_from(fat, at)[:4]
-            (flags,) = struct.unpack_from("<I", fat, at + 40)
-            if kind == ENTRY_ELF and flags & COMPRESSED:
-                raise CodeError(f"{path} holds compressed machine code; build it with nvcc's --compress-mode=none")
-            if kind == ENTRY_ELF:
-                yield fat[at + entry_header : at + entry_header + content]
-            at += entry_header + content
+            kind, _, entry_header, padded, compressed = ENTRY.unpack_from(fat, at)
+            (flags,) = struct.unpack_from("<I", fat, at + FLAGS_AT)
+            begin = at + entry_header
+            if kind == ENTRY_ELF and flags & (LZ4 | ZSTANDARD):
+                (whole,) = struct.unpack_from("<Q", fat, at + SIZE_AT)
+                yield decompressed(fat[begin : begin + compressed], whole, flags, path)
+            elif kind == ENTRY_ELF:
+                yield fat[begin : begin + padded]
+            at = begin + padded
+
+
+def decompressed(data: bytes, size: int, flags: int, path: Path) -> bytes:
+    """`size` bytes. By the system's libraries, which Python has no module of its own for before 3.14."""
+    name = "libzstd.so.1" if flags & ZSTANDARD else "liblz4.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError:
+        raise CodeError(
+            f"{path} holds compressed machine code, and there is no {name} here to read it with; "
+            "nvcc's --compress-mode=none leaves it as it is"
+        ) from None
+    room = ctypes.create_string_buffer(size)
+    if flags & ZSTANDARD:
+        library.ZSTD_decompress.restype = ctypes.c_size_t
+        made = library.ZSTD_decompress(room, ctypes.c_size_t(size), data, ctypes.c_size_t(len(data)))
+    else:
+        made = library.LZ4_decompress_safe(data, room, len(data), size)
+    if made != size:
+        raise CodeError(f"{path} holds machine code that {name} cannot decompress")
+    return room.raw
 
 
 def kernels_in(path: Path, architecture: str) -> dict[str, Kernel]:
