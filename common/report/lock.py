@@ -88,6 +88,12 @@ def is_special(entry: dict[str, Any]) -> bool:
     return bool(entry.get("row_padding") or entry.get("misalign") or entry.get("without"))
 
 
+def clusters_of(context: dict[str, str]) -> dict[str, int]:
+    """How many clusters the GPU holds at once, as far as it was asked."""
+    gpus = json.loads((Path(__file__).with_name("gpus.json")).read_text(encoding="utf-8"))
+    return gpus.get(context.get("gpu_short", ""), {}).get("clusters_at_once", {})
+
+
 def ask(
     program: Path, cases: Iterable[str], kernels: dict[str, Kernel], context: dict[str, str]
 ) -> list[dict[str, Any]]:
@@ -102,6 +108,7 @@ def ask(
             "WORKLOG_SIMT_MULTIPROCESSORS": context["multiprocessors"],
             "WORKLOG_SIMT_L2_BYTES": context["l2_bytes"],
             "WORKLOG_SIMT_KERNELS": str(taken),
+            "WORKLOG_SIMT_CLUSTERS": ",".join(f"{shape}={count}" for shape, count in clusters_of(context).items()),
         }
         done = subprocess.run(
             [str(program), "--launches", str(names)], capture_output=True, text=True, env=os.environ | told, check=False

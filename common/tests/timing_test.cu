@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "common/device/launch.cuh"
 #include "common/harness/baseline.h"
 #include "common/harness/device.h"
 

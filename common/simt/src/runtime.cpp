@@ -7,6 +7,7 @@
 #include <bit>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -92,10 +94,30 @@ std::map<std::string, KernelResources> resources_from_environment() {
   return resources;
 }
 
+// How many clusters a GPU holds at once, by the blocks of a cluster and those that a multiprocessor holds.
+using ClustersAtOnce = std::map<std::pair<int, int>, int>;
+
+ClustersAtOnce clusters_from_environment() {
+  constexpr const char* name = "WORKLOG_SIMT_CLUSTERS";
+  ClustersAtOnce clusters;
+  const char* const text = std::getenv(name);
+  std::istringstream entries(text == nullptr ? "" : text);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    int size = 0, blocks = 0, count = 0, read = 0;
+    const int found = std::sscanf(entry.c_str(), "%d:%d=%d%n", &size, &blocks, &count, &read);
+    if (found != 3 || static_cast<size_t>(read) != entry.size() || size < 1 || blocks < 1 || count < 0) {
+      refuse(name, text, "a list such as 8:1=15,8:2=30: of clusters of 8 blocks, 15 at once");
+    }
+    clusters[{size, blocks}] = count;
+  }
+  return clusters;
+}
+
 struct State {
   std::mutex mutex;
   Options options = from_environment();
   const std::map<std::string, KernelResources> resources = resources_from_environment();
+  const ClustersAtOnce clusters = clusters_from_environment();
   std::string message;
   std::map<const void*, int> dynamic_shared_allowed;  // bytes, by kernel
   std::set<const void*> large_clusters_allowed;       // kernels
@@ -663,12 +685,14 @@ cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* kernel, 
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
   const dim3& block = config->blockDim;
   const int threads = static_cast<int>(block.x * block.y * block.z);
-  const int blocks = multiprocessors() * blocks_at_once(kernel, threads, config->dynamicSmemBytes);
-  const auto* const attribute = find_attribute(*config, cudaLaunchAttributeClusterDimension);
-  const dim3 size = attribute == nullptr
-                        ? dim3(1)
-                        : dim3(attribute->val.clusterDim.x, attribute->val.clusterDim.y, attribute->val.clusterDim.z);
-  *clusters = blocks / static_cast<int>(size.x * size.y * size.z);
+  const int blocks = blocks_at_once(kernel, threads, config->dynamicSmemBytes);  // of a multiprocessor
+  int size = 1;
+  if (const auto* const attribute = find_attribute(*config, cudaLaunchAttributeClusterDimension)) {
+    const auto& extent = attribute->val.clusterDim;
+    size = static_cast<int>(extent.x * extent.y * extent.z);
+  }
+  const auto told = state().clusters.find({size, blocks});
+  *clusters = told != state().clusters.end() ? told->second : multiprocessors() * blocks / size;
   return sticky_error;
 }
 

@@ -37,7 +37,8 @@ struct Options {
 //
 // WORKLOG_SIMT_KERNELS names a file that says what nvcc's kernels take of a GPU: a line for each, with its symbol, its
 // registers for a thread and its static shared bytes for a block. Then as many blocks fit a multiprocessor as would fit
-// one with 64 Ki registers.
+// one with 64 Ki registers. WORKLOG_SIMT_CLUSTERS=8:1=15,8:2=30 says how many clusters (of 8 blocks, with 1 or 2 blocks
+// on a multiprocessor) a GPU was found to hold at once: it depends on how its multiprocessors are wired.
 Options options();
 void set_options(const Options& options);
 
