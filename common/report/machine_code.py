@@ -294,8 +294,8 @@ def kernels_in(path: Path, architecture: str) -> dict[str, Kernel]:
 
 
 def code_of_all(kernels: Iterable[Kernel]) -> str:
-    """One hash of some kernels, whatever their names."""
-    codes = sorted({kernel.code for kernel in kernels})
+    """One hash of a stage's kernels, whatever their names. The harness's own, private to their file, do not count."""
+    codes = sorted({kernel.code for kernel in kernels if "_GLOBAL__N_" not in kernel.symbol})
     return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:HASH_DIGITS]
 
 
