@@ -277,7 +277,7 @@ TEST_F(Checker, WritesTheResultsAsJson) {
   std::ifstream file(path);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   for (const char* part : {"\"context\"", "\"gpu_short\"", "\"source_hash\"", "\"benchmarks\"", "\"checks\"",
-                           "\"verdict\": \"passed\"", "\"verdict\": \"failed\"", "\"max_ulp_error\": null"}) {
+                           "\"verdict\":\"passed\"", "\"verdict\":\"failed\"", "\"max_ulp_error\":null"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in:\n" << text;
   }
   std::filesystem::remove(path);
