@@ -32,6 +32,7 @@ LEFT_OUT = {
     "./worklog test": "continuous integration runs it by itself",
     "ctest ": "likewise",
     "./worklog clean": "it would take away what the others need",
+    "./worklog lock": "continuous integration runs it where nvcc is there",
     "./worklog docs": "it serves until it is stopped; continuous integration builds the site with --build",
     "python3 /usr/share/benchmark/compare.py": "it compares two files of times, which a GPU makes",
     "cmake --preset gpu": "continuous integration compiles the gpu preset where nvcc is",
