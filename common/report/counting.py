@@ -192,10 +192,16 @@ def comparisons(place: Place) -> list[Comparison]:
         values = {key: value for key, value in entry.items() if key not in ("rows", "cols")}
         counted = launch_of(entry, values, is_old(entry))
         beside = left.get(counted.name, [])
-        if beside and beside[0].blocks == counted.blocks and short_kernel(beside[0].kernel) == short_kernel(counted.kernel):
+        if not beside:
+            continue
+        measured = beside[0]
+        current = not (measured.stale or counted.stale)  # both are of the code of today, whatever its name was then
+        same_name = short_kernel(measured.kernel) == short_kernel(counted.kernel)
+        if measured.blocks == counted.blocks and (current or same_name):
             found.append(Comparison(counted, beside.pop(0)))
-        elif beside and not (beside[0].stale or counted.stale):
-            raise ReportError(f"{counted.name}: {beside[0].blocks} blocks of {beside[0].kernel} were measured, {counted.blocks} of {counted.kernel} were counted")
+        elif current:
+            raise ReportError(f"{counted.name}: {measured.blocks} blocks of {measured.kernel} were measured, "
+                              f"{counted.blocks} of {counted.kernel} were counted")
     return with_other_launches(found)
 
 
