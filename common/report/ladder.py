@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ def gpu_named(name: str, root: Path = ROOT) -> Gpu:
     document = read_json(root / GPUS, root)
     if name not in document:
         raise ReportError(f"--gpu is '{name}'; {GPUS} has: {', '.join(document)}")
-    return Gpu(**{key: value for key, value in document[name].items() if key != "sources"})
+    known = {field.name for field in fields(Gpu)}  # the file holds more than the prediction takes
+    return Gpu(**{key: value for key, value in document[name].items() if key in known})
 
 
 def floors(kernel: dict[str, Any], gpu: Gpu) -> dict[str, float]:
