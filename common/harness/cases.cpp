@@ -10,17 +10,6 @@
 namespace worklog {
 namespace {
 
-const Variant::Implementation* find_implementation(const Variant& variant, Operation operation, Dtype dtype,
-                                                   const Request& request) {
-  const Variant::Implementation* other = nullptr;
-  for (const Variant::Implementation& each : variant.implementations()) {
-    if (each.operation != operation || each.dtype != dtype) continue;
-    if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
-    other = &each;
-  }
-  return request.param_dtype || request.param_dtype_same ? nullptr : other;
-}
-
 std::string refusal(const Variant& variant, const ProblemOptions& options) {
   for (const Variant::Limit& limit : variant.limits()) {
     if (!limit.accepts(options)) return limit.sentence;
@@ -55,6 +44,17 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
 void refuse(const OutOfDeviceMemory& error, const ProblemOptions& options) {
   throw RequestError(fmt::format("rows x cols = {} in {} does not fit the device: {}", shape_of(options),
                                  name_of(options.dtype), error.what()));
+}
+
+const Variant::Implementation* find_implementation(const Variant& variant, Operation operation, Dtype dtype,
+                                                   const Request& request) {
+  const Variant::Implementation* other = nullptr;
+  for (const Variant::Implementation& each : variant.implementations()) {
+    if (each.operation != operation || each.dtype != dtype) continue;
+    if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
+    other = &each;
+  }
+  return request.param_dtype || request.param_dtype_same ? nullptr : other;
 }
 
 std::vector<Case> plan(const Program& program, const Request& request) {

@@ -24,6 +24,11 @@ struct Case {
   std::vector<Runner> runners;
 };
 
+// What a variant has for an operation and a type: with the parameters' type that the request names, else the elements'
+// own, else what there is. Null where there is nothing.
+const Variant::Implementation* find_implementation(const Variant& variant, Operation operation, Dtype dtype,
+                                                   const Request& request);
+
 // All that a request comes to, checked: nothing has been allocated yet. Throws RequestError or std::invalid_argument.
 std::vector<Case> plan(const Program& program, const Request& request);
 

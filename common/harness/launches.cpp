@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "common/device/launch.cuh"
+#include "common/harness/cases.h"
 #include "common/harness/device_buffer.h"
 #include "common/harness/flags.h"
 #include "common/harness/provenance.h"
@@ -59,17 +60,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return words;
 }
 
-// As the programs choose where no type of parameters is asked for: the elements' own where there is one.
-const Variant::Implementation* find_implementation(const Variant& variant, std::string_view operation,
-                                                   std::string_view dtype) {
-  const Variant::Implementation* found = nullptr;
-  for (const Variant::Implementation& each : variant.implementations()) {
-    if (name_of(each.operation) != operation || name_of(each.dtype) != dtype) continue;
-    if (!found || each.param_dtype == each.dtype) found = &each;
-  }
-  return found;
-}
-
 NamedCase case_named(const Program& program, const std::string& name) {
   constexpr std::string_view without = "without=";
   const std::vector<std::string> parts = split(name, '/');
@@ -89,8 +79,11 @@ NamedCase case_named(const Program& program, const std::string& name) {
   }
   for (const Variant& each : program.variants()) {
     if (each.name() != parts[0]) continue;
-    found.variant = &each;
-    found.implementation = find_implementation(each, operation, parts[2]);
+    for (const Variant::Implementation& i : each.implementations()) {
+      if (name_of(i.operation) != operation || name_of(i.dtype) != parts[2]) continue;
+      found.variant = &each;
+      found.implementation = find_implementation(each, i.operation, i.dtype, Request());
+    }
   }
   if (!found.implementation) {
     throw RequestError(
