@@ -44,11 +44,11 @@ __device__ inline float block_sum(float value, float* scratch) {
 
 // [snippet: kernel]
 // A row is worked on by `group` threads, of which this one is number `thread`; `group_sum` adds over them.
-template <class GroupSum>
-__device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, unsigned thread, unsigned group,
+template <class T, class GroupSum>
+__device__ void layernorm_row(const LayerNormForward<T>& p, int64_t row, unsigned thread, unsigned group,
                               GroupSum group_sum) {
-  const float* x = p.x + row * p.x_stride;
-  float* y = p.y + row * p.y_stride;
+  const T* x = p.x + row * p.x_stride;
+  T* y = p.y + row * p.y_stride;
 
   float sum = 0.0f;
   for (int64_t col = thread; col < p.cols; col += group) sum += x[col];
@@ -69,14 +69,16 @@ __device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, uns
   }
 }
 
-__global__ void layernorm_block_per_row(LayerNormForward<float> p) {
+template <class T>
+__global__ void layernorm_block_per_row(LayerNormForward<T> p) {
   __shared__ float scratch[lanes];
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     layernorm_row(p, row, threadIdx.x, blockDim.x, [&](float value) { return block_sum(value, scratch); });
   }
 }
 
-__global__ void layernorm_warp_per_row(LayerNormForward<float> p) {
+template <class T>
+__global__ void layernorm_warp_per_row(LayerNormForward<T> p) {
   const unsigned warps = blockDim.x / lanes;
   // [task: rows]
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / lanes; row < p.rows;
@@ -97,15 +99,17 @@ inline unsigned blocks_for(int64_t rows, int64_t rows_per_block) {
   return static_cast<unsigned>(blocks < largest_grid ? blocks : largest_grid);
 }
 
-inline void block_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+template <class T>
+void block_per_row(const LayerNormForward<T>& p, cudaStream_t stream) {
   if (p.rows == 0) return;
-  launch(layernorm_block_per_row, {.grid = blocks_for(p.rows, 1), .block = threads_per_block, .stream = stream}, p);
+  launch(layernorm_block_per_row<T>, {.grid = blocks_for(p.rows, 1), .block = threads_per_block, .stream = stream}, p);
 }
 
-inline void warp_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+template <class T>
+void warp_per_row(const LayerNormForward<T>& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const int64_t rows_per_block = threads_per_block / lanes;
-  launch(layernorm_warp_per_row,
+  launch(layernorm_warp_per_row<T>,
          {.grid = blocks_for(p.rows, rows_per_block), .block = threads_per_block, .stream = stream}, p);
 }
 // [/snippet]

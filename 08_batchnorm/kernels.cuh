@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "05_welford/kernels.cuh"
 #include "common/device/arguments.h"
@@ -13,14 +12,6 @@ namespace worklog::batchnorm {
 
 using welford::add_value;
 using welford::Moments;
-
-// Throws where the batch variance does not exist, as PyTorch does.
-template <class T, class G>
-void check_batch(const BatchNormTrain<T, G>& p) {
-  if (p.samples * p.pixels == 1) {
-    throw std::invalid_argument("training needs more than one value per channel: the variance of one is not defined");
-  }
-}
 
 // [snippet: update]
 // What one channel's batch statistics leave behind. `m2` is the sum of the squared deviations of `count` values.

@@ -1,7 +1,10 @@
 // BatchNorm over the batches of several GPUs: what each has found goes to all, and all merge it in the same order.
 #pragma once
 
-#include "08_batchnorm/final/batch_norm.cuh"
+#include "08_batchnorm/final/apply.cuh"
+#include "08_batchnorm/final/backward_steps.cuh"
+#include "08_batchnorm/final/launch.cuh"
+#include "08_batchnorm/final/train_steps.cuh"
 
 namespace worklog::batchnorm {
 

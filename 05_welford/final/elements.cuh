@@ -60,13 +60,11 @@ void launch_elements(const Steps& steps, cudaStream_t stream) {
          steps);
 }
 
-// Rows shorter than a kilobyte that are no whole vectors, in any tensors.
+// Rows of up to 256 elements that are no whole vectors, in any tensors.
 template <class Steps>
 bool normalize_elements(const Steps& steps, cudaStream_t stream) {
   constexpr int each = sizeof(typename Steps::Element) == 4 ? 4 : 8;
   if (steps.p.cols <= 32) return launch_elements<each, 32 / each>(steps, stream), true;
-  if (steps.p.cols <= 64) return launch_elements<each, 64 / each>(steps, stream), true;
-  if (steps.p.cols <= 128) return launch_elements<each, 128 / each>(steps, stream), true;
   if (steps.p.cols <= 256) return launch_elements<8, 32>(steps, stream), true;
   return false;
 }

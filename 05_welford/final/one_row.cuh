@@ -8,6 +8,7 @@
 #include "04_vectorized/kernels.cuh"
 #include "05_welford/final/one_pass.cuh"
 #include "05_welford/final/parameters.cuh"
+#include "05_welford/final/plan.h"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/share.cuh"
 #include "05_welford/final/split_moments.cuh"
@@ -23,15 +24,6 @@ using vectorized::vector_size;
 using warp_shuffle::lanes;
 
 // [snippet: row_of_a_team]
-// What happens when depends on how many rows there are.
-//   many           Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
-//   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
-//   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
-//                  waits for x, would hold them up.
-//   fewest_blocks  And those of the next kernel find places beside them. It is told so when a thread has the moments of
-//                  its values: earlier, that would hold up what is on its way to them.
-enum class Amount { many, few, few_blocks, fewest_blocks };
-
 // Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts.
 template <class T, Amount amount>
 inline constexpr bool one_round_for = amount != Amount::many && !splits_mean<T>;
@@ -127,9 +119,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
       steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, amount>>{whole, scratch});
 }
 
-// `whole_blocks`: all blocks have `threads` threads. Then the distance between a thread's vectors is known here, and no
-// register.
-template <class Steps, Fit fit, bool whole_blocks, bool given, Amount amount, int vectors, int threads, int resident>
+template <class Steps, Fit fit, bool given, Amount amount, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments block_scratch[warps];
@@ -142,8 +132,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const int thread = static_cast<int>(threadIdx.x);
   const int cols = static_cast<int>(steps.p.cols);
   const auto layout = layout_of<fit>(steps.row(row), cols);
-  const Place<fit> place =
-      place_of<fit>(layout, block, blocks, thread, whole_blocks ? threads : static_cast<int>(blockDim.x));
+  const Place<fit> place = place_of<fit>(layout, block, blocks, thread, static_cast<int>(blockDim.x));
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Piece piece = piece_of(layout, block, blocks);

@@ -140,7 +140,8 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
 // vectors than those before, but every 8th starts like the first (every 4th in fp32); n is a multiple of that, so that
 // a cluster's rows are all of one kind, and its threads keep their columns.
 template <class Steps, Fit fit, class Exchange, int vectors, int threads, int stages, int resident>
-__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_staying_clusters(Steps steps) {
+__global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
+    normalize_persistent_clusters(Steps steps) {
   using T = typename Steps::Element;
   constexpr int warps = threads / lanes;
   static_assert(warps == warps_of<threads>);
@@ -168,11 +169,11 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
 }
 // [/snippet]
 
-// [snippet: launch_staying_clusters]
+// [snippet: launch_persistent]
 // True where clusters of blocks of `threads` threads stay and walk the rows: where the device has them, each has some
 // rows, and all threads the vectors that are not asked for.
 template <Fit fit, class Exchange, int vectors, int threads, int stages, int resident, class Steps>
-bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
+bool launch_persistent(const Steps& steps, const char* rule, cudaStream_t stream) {
   using T = typename Steps::Element;
   using Ring = RowRing<Steps, fit, vectors, threads, stages>;
   const int64_t length = steps.p.cols / vector_size<T>;
@@ -185,7 +186,7 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
   }
   if (!block_can_have(Ring::bytes)) return false;
 
-  const auto kernel = normalize_staying_clusters<Steps, fit, Exchange, vectors, threads, stages, resident>;
+  const auto kernel = normalize_persistent_clusters<Steps, fit, Exchange, vectors, threads, stages, resident>;
   const int at_once = clusters_at_once(kernel, static_cast<unsigned>(blocks), threads, Ring::bytes);
   const int64_t stride = steps.tensors()[0].stride;
   const int64_t period = fit == Fit::any ? vector_size<T> / std::gcd<int64_t>(vector_size<T>, stride) : 1;
@@ -203,6 +204,7 @@ bool launch_staying_clusters(const Steps& steps, cudaStream_t stream) {
           .block = threads,
           .shared_bytes = Ring::bytes,
           .cluster = static_cast<unsigned>(blocks),
+          .rule = rule,
           .stream = stream},
          steps);
   return true;

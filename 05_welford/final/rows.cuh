@@ -7,6 +7,7 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/kernels.cuh"
+#include "05_welford/final/plan.h"
 
 namespace worklog::welford {
 
@@ -15,13 +16,6 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
 
 // [snippet: layout]
-// What is known of a launch's rows when it is compiled.
-enum class Fit {
-  any,      // they start and end anywhere, aligned to the element only
-  vectors,  // they are whole 16-byte vectors on 16-byte boundaries
-  full,     // and just as many as the threads of a team hold: there is nothing to ask
-};
-
 // How a row lies in memory: 16-byte vectors on 16-byte boundaries, and at its two ends the *edges*, elements that fill
 // no vector.
 template <class T>

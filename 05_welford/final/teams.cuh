@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/final/plan.h"
 #include "05_welford/final/split_moments.cuh"
 #include "common/device/cluster.cuh"
 
@@ -14,8 +15,6 @@ namespace worklog::welford {
 
 using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
-
-inline constexpr int largest_block_of_lane_teams = 128;
 
 // [snippet: teams]
 // A team merges the moments that its warps have of parts of a row into those of the row, in every thread.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "05_welford/final/alignment.cuh"
 #include "05_welford/final/cache_advice.cuh"
@@ -17,6 +18,7 @@
 #include "05_welford/final/steps.cuh"
 #include "05_welford/final/store.cuh"
 #include "05_welford/final/teams.cuh"
+#include "05_welford/final/tuning_sm_90.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::welford {
@@ -169,20 +171,18 @@ void launch_packed(const Steps& steps, cudaStream_t stream) {
   launch_packed<1, width>(steps, stream);
 }
 
-// Rows up to 512 columns that are no whole vectors, where they have no gaps, and there are enough of them for all
-// multiprocessors.
-template <class Steps>
+// Rows that are no whole vectors, where they have no gaps, and there are enough of them for all multiprocessors: by the
+// fewest lanes that hold a row.
+template <class Steps, size_t number = 0>
 bool normalize_packed(const Steps& steps, cudaStream_t stream) {
-  constexpr int64_t bytes_of_few = 24 * 1024;  // for a multiprocessor
-  const int64_t cols = steps.p.cols;
-  const int64_t bytes = steps.p.rows * cols * int64_t{sizeof(typename Steps::Element)};
-  if (!lies_packed(steps) || bytes < bytes_of_few * device_attribute(cudaDevAttrMultiProcessorCount)) return false;
-  if (cols <= 1 * elements_of_lane) return launch_packed<1>(steps, stream), true;
-  if (cols <= 2 * elements_of_lane) return launch_packed<2>(steps, stream), true;
-  if (cols <= 4 * elements_of_lane) return launch_packed<4>(steps, stream), true;
-  if (cols <= 8 * elements_of_lane) return launch_packed<8>(steps, stream), true;
-  if (cols <= 16 * elements_of_lane) return launch_packed<16>(steps, stream), true;
-  if (cols <= 32 * elements_of_lane) return launch_packed<32>(steps, stream), true;
+  if constexpr (number < std::size(sm_90::lanes_of_packed_rows)) {
+    constexpr int width = sm_90::lanes_of_packed_rows[number];
+    if (steps.p.cols > width * elements_of_lane) return normalize_packed<Steps, number + 1>(steps, stream);
+    const int64_t bytes = steps.p.rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)};
+    const int64_t few = sm_90::least_packed_bytes * device_attribute(cudaDevAttrMultiProcessorCount);
+    if (!lies_packed(steps) || bytes < few) return false;
+    return launch_packed<width>(steps, stream), true;
+  }
   return false;
 }
 // [/snippet]

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 
 // [snippet: launch]
 template <Layout layout, int units, int stages, int width, int threads, int resident, class Pass>
-bool launch_lanes(const Pass& pass, cudaStream_t stream) {
+bool launch_lanes(const Pass& pass, const char* rule, cudaStream_t stream) {
   constexpr int teams = threads / width;
   constexpr size_t shared_bytes = teams * shared_of_ring<Pass, layout, units, stages>(width);
   if (!block_can_have(shared_bytes)) return false;
@@ -95,6 +95,7 @@ bool launch_lanes(const Pass& pass, cudaStream_t stream) {
           .block = threads,
           .shared_bytes = shared_bytes,
           .overlap = true,
+          .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
   launch_sum(pass.p, blocks, stream);
@@ -102,7 +103,7 @@ bool launch_lanes(const Pass& pass, cudaStream_t stream) {
 }
 
 template <Layout layout, int units, int stages, int threads, int resident, class Pass>
-bool launch_block(const Pass& pass, cudaStream_t stream) {
+bool launch_block(const Pass& pass, const char* rule, cudaStream_t stream) {
   // With many units the compiler needs to know how many threads there are: else registers run out.
   const unsigned block_threads =
       units > 2 ? threads : welford::threads_for(units_of_row<layout, typename Pass::T>(pass.p.cols), units);
@@ -117,6 +118,7 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
           .block = block_threads,
           .shared_bytes = shared_bytes,
           .overlap = true,
+          .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks));
   launch_sum(pass.p, blocks, stream);

@@ -78,10 +78,21 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
+// The blocks of clusters of which two share a multiprocessor: their rows have nothing to do with each other, so that
+// one works while the other waits. 0 where they would be more than a portable cluster has, or where as few of the 16
+// that some devices allow would do. Seven fill the 16 or 18 multiprocessors of a group, which a cluster may not leave,
+// worse than eight.
+inline unsigned pair_blocks_for(int64_t row_units, int64_t of_block) {
+  const int64_t blocks = (row_units + of_block - 1) / of_block;
+  if (blocks <= 6) return static_cast<unsigned>(blocks);
+  if (blocks <= 8) return 8;
+  return row_units > 8 * 1024 && blocks <= 16 ? 16 : 0;
+}
+
 // `size` blocks to a cluster, `resident` to a multiprocessor. Without overlap: beside what is left of the kernel before
 // it, a cluster may find no room, and would begin with its rows when all others are through with theirs.
 template <Layout layout, int units, int stages, int threads, int resident, class Pass>
-bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
+bool launch_cluster(const Pass& pass, unsigned size, const char* rule, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
   if (!block_can_have(shared_bytes)) return false;
   const auto kernel = backward_cluster_per_row<Pass, layout, units, stages, threads, resident>;
@@ -96,6 +107,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
           .block = threads,
           .shared_bytes = shared_bytes,
           .cluster = size,
+          .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass, partial_rows), rows);
   launch_sum(pass.p, partial_rows, stream);
@@ -105,7 +117,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
 // As many teams as hold a row each in their blocks' rings at the same time; they share out all blocks that there is
 // room for. The mail lies where there would be one partial row more.
 template <Layout layout, int units, int stages, int threads, class Pass>
-bool launch_grid(const Pass& pass, cudaStream_t stream) {
+bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
   if (!block_can_have(shared_bytes) || !pass.p.workspace) return false;
   if (device_attribute(cudaDevAttrCooperativeLaunch) == 0) return false;
@@ -126,6 +138,7 @@ bool launch_grid(const Pass& pass, cudaStream_t stream) {
           .block = threads,
           .shared_bytes = shared_bytes,
           .cooperative = true,
+          .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass, partial_rows), rows, mail, static_cast<int>(blocks));
   launch_sum(pass.p, partial_rows, stream);

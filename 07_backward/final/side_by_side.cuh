@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(threads_side_by_side, 2)
 // [snippet: launch]
 // `rows` to a block that finds dx.
 template <int units, bool warp_per_row, int tile, class Pass>
-bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
+bool launch_side_by_side(const Pass& pass, const char* rule, cudaStream_t stream) {
   const int64_t rows_of_block = warp_per_row ? threads_side_by_side / lanes : 1;
   constexpr int64_t columns = tile_columns<tile, typename Pass::T>;
   const int64_t tiles = (pass.p.cols + columns - 1) / columns;
@@ -221,12 +221,34 @@ bool launch_side_by_side(const Pass& pass, cudaStream_t stream) {
          {.grid = static_cast<unsigned>(tiles + blocks_of_rows),
           .block = threads_side_by_side,
           .overlap = true,
+          .rule = rule,
           .stream = stream},
          pass, static_cast<int>(tiles));
   return true;
 }
+// The most vectors of a row that a thread beside tiles keeps: half as many beside a gamma that is wider than the
+// elements, which takes as many registers as both of their tensors.
+template <class Pass>
+inline constexpr int units_of_long_rows = sizeof(typename Pass::G) == sizeof(typename Pass::T) ? 8 : 4;
+
+// The blocks that have a row together where rows are few and long: up to 16. As measured, the rows take half of the
+// multiprocessors, if that is enough blocks for them; the others have the tiles.
+template <int most_units>
+unsigned blocks_beside_tiles(int64_t rows, int64_t length) {
+  constexpr int64_t threads = threads_side_by_side;
+  unsigned size = std::min<unsigned>(most_blocks_of_cluster, blocks_for(length, threads / 4));
+  while (size > blocks_for(length, most_units * threads) &&
+         2 * rows * size > device_attribute(cudaDevAttrMultiProcessorCount)) {
+    size /= 2;
+  }
+  return size;
+}
+
 template <int units, class Pass>
-bool launch_clusters_side_by_side(const Pass& pass, unsigned size, cudaStream_t stream) {
+bool launch_clusters_side_by_side(const Pass& pass, const char* rule, cudaStream_t stream) {
+  const int64_t length = pass.p.cols / vector_size<typename Pass::T>;
+  const unsigned size = blocks_beside_tiles<units_of_long_rows<Pass>>(pass.p.rows, length);
+  if (length > int64_t{size} * units * threads_side_by_side) return false;
   const auto kernel = backward_clusters_side_by_side<Pass, units>;
   if (clusters_at_once(kernel, size, threads_side_by_side, 0) == 0) return false;
   constexpr int64_t columns = tile_columns<lanes, typename Pass::T>;
@@ -237,6 +259,7 @@ bool launch_clusters_side_by_side(const Pass& pass, unsigned size, cudaStream_t 
           .block = threads_side_by_side,
           .cluster = size,
           .overlap = true,
+          .rule = rule,
           .stream = stream},
          pass, static_cast<int>(blocks_of_rows));
   return true;

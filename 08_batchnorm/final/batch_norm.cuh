@@ -1,28 +1,21 @@
-// BatchNorm for every shape: training, its backward pass, and inference. A program that needs the final kernel includes
-// this header and no other of the folder.
+// The final kernels: BatchNorm's training, its backward pass, and inference. Each is compiled by itself (the .cu file
+// of its name), once for the stage's program, the library and the tests.
 #pragma once
 
-#include "08_batchnorm/final/backward_steps.cuh"
-#include "08_batchnorm/final/inference.cuh"
-#include "08_batchnorm/final/launch.cuh"
-#include "08_batchnorm/final/train_steps.cuh"
-#include "08_batchnorm/final/vector.cuh"
-#include "08_batchnorm/kernels.cuh"
+#include <cuda_runtime.h>
+
 #include "common/device/arguments.h"
 
 namespace worklog::batchnorm {
 
+// Any number of samples, channels and pixels, in either layout. T, G: float, float; __half or __nv_bfloat16 with itself
+// or with float. The same bits on every run. Asynchronous in `stream`. They throw CudaError; training throws
+// std::invalid_argument where a channel has one value.
 template <class T, class G>
-void batch_norm(const BatchNormTrain<T, G>& p, cudaStream_t stream) {
-  check_batch(p);
-  if (p.samples == 0) return;
-  normalize(TrainSteps<T, G>{p}, is_aligned({p.x, p.y}), stream);
-}
-
+void batch_norm(const BatchNormTrain<T, G>& p, cudaStream_t stream);
 template <class T, class G>
-void batch_norm_backward(const BatchNormBackward<T, G>& p, cudaStream_t stream) {
-  if (p.samples == 0) return;
-  normalize(BackwardSteps<T, G>{p, static_cast<float>(p.samples * p.pixels)}, is_aligned({p.dy, p.x, p.dx}), stream);
-}
+void batch_norm_backward(const BatchNormBackward<T, G>& p, cudaStream_t stream);
+template <class T, class G>
+void batch_norm_inference(const BatchNormInference<T, G>& p, cudaStream_t stream);
 
 }  // namespace worklog::batchnorm

@@ -75,13 +75,6 @@ struct InferenceSteps {
     }
   }
 };
-
-template <class T, class G>
-void batch_norm_inference(const BatchNormInference<T, G>& p, cudaStream_t stream) {
-  if (p.samples == 0) return;
-  apply(InferenceSteps<T, G>{p}, is_aligned({p.x, p.y}), is_aligned({p.gamma, p.beta, p.running_mean, p.running_var}),
-        stream);
-}
 // [/snippet]
 
 }  // namespace worklog::batchnorm

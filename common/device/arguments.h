@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 
 namespace worklog {
 
@@ -143,6 +144,14 @@ struct BatchNormTrain {
   float momentum;  // weight of the new value; for a cumulative average the caller passes 1 / batches seen
   float eps;
 };
+
+// Throws where the batch variance does not exist, as PyTorch does.
+template <class T, class G>
+void check_batch(const BatchNormTrain<T, G>& p) {
+  if (p.samples * p.pixels == 1) {
+    throw std::invalid_argument("training needs more than one value per channel: the variance of one is not defined");
+  }
+}
 
 // y = (x - running_mean) / sqrt(running_var + eps) * gamma + beta.
 template <class T, class G = float>

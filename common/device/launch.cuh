@@ -47,6 +47,7 @@ struct LaunchShape {
   bool cooperative =
       false;             // all blocks run at once and can wait for each other: cooperative_groups::this_grid().sync()
   bool overlap = false;  // may start before the kernel before it has ended: see wait_for_previous_kernel
+  const char* rule = nullptr;  // that chose this kernel, in words; "" for a rule that says nothing of itself
   cudaStream_t stream = nullptr;
 };
 

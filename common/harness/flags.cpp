@@ -61,7 +61,7 @@ double real_number(std::string_view flag, const std::string& word, double least,
   return value;
 }
 
-std::vector<Shape> shapes_of(const std::string& list) {
+std::vector<Shape> shapes_of(std::string_view flag, const std::string& list) {
   std::vector<Shape> shapes;
   for (const std::string& word : split(list)) {
     const size_t cross = std::min(word.find('x'), word.size());
@@ -69,9 +69,9 @@ std::vector<Shape> shapes_of(const std::string& list) {
     const std::optional<int64_t> cols = whole_number(std::string_view(word).substr(std::min(cross + 1, word.size())));
     if (!rows || !cols || *rows < 0 || *rows > max_rows || *cols < 1 || *cols > max_cols) {
       throw RequestError(
-          fmt::format("--shapes takes ROWSxCOLS, such as 1024x1024,4096x256, with rows from 0 to {} and "
-                      "cols from 1 to {}; it was given '{}'",
-                      max_rows, max_cols, word));
+          fmt::format("{} takes ROWSxCOLS, such as 1024x1024,4096x256, with rows from 0 to {} and cols from 1 to {}; "
+                      "it was given '{}'",
+                      flag, max_rows, max_cols, word));
     }
     shapes.push_back({*rows, *cols});
   }
@@ -175,7 +175,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   read_benchmark_flags(request);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
-  std::string rows = "1024", cols = "1024", shapes, dtype = "all", param_dtype, input = "arange,normal",
+  std::string rows = "1024", cols = "1024", shapes, plan, dtype = "all", param_dtype, input = "arange,normal",
               variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
               modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
               momentum = "0.1", seed = "1", max_seconds = "0.5";
@@ -188,9 +188,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   constexpr const char* problem = "Problem";
   CLI::Option* rows_flag = what(app.add_option("--rows", rows, "rows, one number or a list: 1,2,31"), problem);
   CLI::Option* cols_flag = what(app.add_option("--cols", cols, "cols, likewise; all combinations are taken"), problem);
-  what(app.add_option("--shapes", shapes, "shapes: 1024x1024,4096x256"), problem)
-      ->excludes(rows_flag)
-      ->excludes(cols_flag);
+  CLI::Option* shapes_flag = what(app.add_option("--shapes", shapes, "shapes: 1024x1024,4096x256"), problem)
+                                 ->excludes(rows_flag)
+                                 ->excludes(cols_flag);
   what(app.add_option("--dtype", dtype, "element types: all, or of fp32,fp16,bf16"), problem);
   what(app.add_option("--param-dtype", param_dtype,
                       "type of gamma and beta: same (as the elements), fp32, fp16 or bf16"),
@@ -235,6 +235,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--launches", request.launches,
                       "tell what each case named in this file would launch (variant/operation/type/shape), and exit"),
        run);
+  what(app.add_option("--plan", plan, "tell which kernels these shapes get, and why, and exit: 65536x4096"), run)
+      ->excludes(rows_flag)
+      ->excludes(cols_flag)
+      ->excludes(shapes_flag);
   what(app.add_option("--save-tensors", request.save_tensors, "write inputs and outputs to this folder, as .npy"), run);
   app.footer(
       "Google Benchmark's own flags are taken as well: --benchmark_filter=REGEX, --benchmark_repetitions=N,\n"
@@ -293,13 +297,16 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.modes = named("--time", modes, std::vector(all_timing_modes.begin(), all_timing_modes.end()),
                         [](TimingMode mode) { return name_of(mode); });
 
-  if (shapes.empty()) {
+  request.plan = !plan.empty();
+  if (request.plan) {
+    request.shapes = shapes_of("--plan", plan);
+  } else if (shapes.empty()) {
     const std::vector<int64_t> all_cols = numbers("--cols", cols, 1, max_cols);
     for (const int64_t r : numbers("--rows", rows, 0, max_rows)) {
       for (const int64_t c : all_cols) request.shapes.push_back({r, c});
     }
   } else {
-    request.shapes = shapes_of(shapes);
+    request.shapes = shapes_of("--shapes", shapes);
   }
   const auto one = [](std::string_view flag, const std::string& word, int64_t least, int64_t most) {
     const std::optional<int64_t> value = whole_number(word);

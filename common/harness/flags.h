@@ -56,6 +56,7 @@ struct Request {
   std::string trace;                          // path, or empty: where the steps of one block go
   int64_t row = 0;                            // the block that is traced works on this row
   std::string launches;                       // path, or empty: of a file of cases, whose launches are to be told
+  bool plan = false;                          // tell what each case would launch, and why, in words
   std::string json;                           // path, or empty
   std::string save_tensors;                   // folder, or empty
   std::vector<std::string> benchmark_flags;   // --benchmark_..., which Google Benchmark reads itself

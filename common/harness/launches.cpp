@@ -38,6 +38,7 @@ struct NamedCase {
   const Variant* variant = nullptr;
   const Variant::Implementation* implementation = nullptr;
   ProblemOptions options;
+  int64_t misalign = 0;  // elements
   bool adds_dh = false;  // the backward pass of a sum: its struct with dh, which the plain operation leaves null
 };
 
@@ -106,7 +107,8 @@ DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMe
   uintptr_t address = 0;
   const auto add = [&](std::string_view name, const HostTensor& like) {
     address += apart;
-    void* const data = like.present ? reinterpret_cast<void*>(address) : nullptr;
+    const uintptr_t start = address + named.misalign * size_of(like.dtype);
+    void* const data = like.present ? reinterpret_cast<void*>(start) : nullptr;
     arguments.tensors.push_back({name, like.dtype, data, like.stride});
   };
   const auto place_of = [&](std::string_view name) {
@@ -175,7 +177,39 @@ nlohmann::ordered_json json_of(const KernelLaunch& launch) {
   if (shape.shared_bytes > 0) json["shared_bytes"] = shape.shared_bytes;
   if (shape.cooperative) json["cooperative"] = true;
   if (shape.overlap) json["overlap"] = true;
+  if (shape.rule) json["rule"] = shape.rule;
   return json;
+}
+
+int tell_plan(const Program& program, const Request& request, const std::vector<Case>& cases) {
+  fmt::print("{}: which kernels are launched, by the rules for them; none runs\n", program.stage());
+  for (const Case& each : cases) {
+    for (const Runner& runner : each.runners) {
+      const ProblemOptions& o = each.options;
+      fmt::print("\n  {}, {}, {}, {} x {}\n", runner.variant->name(), name_of(o.operation), name_of(o.dtype), o.rows,
+                 o.cols);
+      if (!runner.left_out.empty()) {
+        fmt::print("    {}\n", runner.left_out);
+        continue;
+      }
+      const NamedCase named = {.name = "",
+                               .variant = runner.variant,
+                               .implementation = runner.implementation,
+                               .options = o,
+                               .misalign = request.misalign};
+      for (const KernelLaunch& launch : launches_of(named)) {
+        const LaunchShape& shape = launch.shape;
+        fmt::print("    {}\n      {} blocks of {} threads", readable_name(symbol_of(launch)), extent(shape.grid),
+                   extent(shape.block));
+        if (shape.cluster > 1) fmt::print(", {} to a cluster", shape.cluster);
+        if (shape.shared_bytes > 0) fmt::print(", {} bytes of shared memory each", shape.shared_bytes);
+        fmt::print("\n");
+        if (shape.rule)
+          fmt::print("      by the rule {}\n", *shape.rule ? shape.rule : "for what no measured rule takes");
+      }
+    }
+  }
+  return 0;
 }
 
 int tell_launches(const Program& program, const std::string& file) {

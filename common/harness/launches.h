@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/harness/cases.h"
+#include "common/harness/flags.h"
 #include "common/harness/program.h"
 #include "common/harness/resources.h"
 
@@ -25,6 +27,10 @@ class LaunchRecorder {
 // asked for. "at_once" are the clusters that this device holds at once; two devices of one model may hold different
 // numbers, and a grid may follow from it. Asks the current device. Throws CudaError.
 nlohmann::ordered_json json_of(const KernelLaunch& launch);
+
+// The launches that each case would make, in words, with the rules that chose them (LaunchShape::rule). No kernel runs.
+// Returns the exit code.
+int tell_plan(const Program& program, const Request& request, const std::vector<Case>& cases);
 
 // The launches that each case named in `file` would make, as JSON on stdout. A line names one case, as benchmarks are
 // named: variant/operation/type/shape. No kernel runs, and no tensor is made: what is launched depends on shapes, types

@@ -109,6 +109,10 @@ int run_request(const Program& program, int argc, char** argv) {
     current_device();  // throws where there is none
     return tell_launches(program, request.launches);
   }
+  if (request.plan) {
+    current_device();
+    return tell_plan(program, request, plan(program, request));
+  }
 #ifdef WORKLOG_BACKEND_CPU
   if (request.count || !request.trace.empty()) become_counting_program(argv);
 #endif

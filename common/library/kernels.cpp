@@ -8,20 +8,6 @@
 #include "common/library/stages.h"
 
 namespace worklog {
-namespace {
-
-// The programs that have been handed over, while the stages' main functions run.
-std::vector<Program>* receiver = nullptr;
-
-}  // namespace
-
-// In a stage's program, main() ends with this and reads the flags. In the library there is nothing to run: it is where
-// main() hands over its variants. (The harness's own is in common/harness/program.cpp, which the library leaves out.)
-int Program::run(int, char**) {
-  receiver->push_back(std::move(*this));
-  return 0;
-}
-
 namespace library {
 namespace {
 
@@ -82,10 +68,10 @@ const Kernels& Kernels::all() {
 }
 
 Kernels::Kernels() {
-  receiver = &programs_;
-  for (const StageMain stage_main : stage_mains()) stage_main(0, nullptr);
-  receiver = nullptr;
-
+  using Stage = Program (*)();
+  constexpr Stage stages[] = {naive::program,   shared_reduction::program, warp_shuffle::program, vectorized::program,
+                              welford::program, fused_residual::program,   backward::program,     batchnorm::program};
+  for (const Stage program : stages) programs_.push_back(program());
   for (const Program& program : programs_) {
     for (const Variant& variant : program.variants()) {
       for (const Variant::Implementation& each : variant.implementations()) {

@@ -27,7 +27,7 @@ inline constexpr int dtypes = NW_BF16 + 1;
 
 class Kernels {
  public:
-  // The main functions of the stages' programs run once, when this is first called.
+  // Made when this is first called.
   static const Kernels& all();
 
   const std::deque<nw_kernel>& list() const { return list_; }

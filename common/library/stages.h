@@ -1,12 +1,31 @@
-// The main functions of the stages' programs, whose objects the library is linked from. The build has given each a name
-// of its own, and writes the list.
+// The stages' programs, which the library takes its variants from (NN/variants.cu).
 #pragma once
 
-#include <span>
+#include "common/harness/program.h"
 
-namespace worklog::library {
-
-using StageMain = int (*)(int, char**);
-std::span<const StageMain> stage_mains();  // in the order of the stages
-
-}  // namespace worklog::library
+namespace worklog {
+namespace naive {
+Program program();
+}
+namespace shared_reduction {
+Program program();
+}
+namespace warp_shuffle {
+Program program();
+}
+namespace vectorized {
+Program program();
+}
+namespace welford {
+Program program();
+}
+namespace fused_residual {
+Program program();
+}
+namespace backward {
+Program program();
+}
+namespace batchnorm {
+Program program();
+}
+}  // namespace worklog

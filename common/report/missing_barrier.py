@@ -40,7 +40,8 @@ def edit(source: Path, target: Path) -> None:
         sys.exit(f"missing_barrier.py: {source}/kernels.cuh does not have the barrier of the tree's loop once, as the writeup quotes it")
     target.mkdir(parents=True, exist_ok=True)
     (target / "kernels.cuh").write_text(text.replace(BARRIER, ""), encoding="utf-8")
-    shutil.copyfile(source / "main.cu", target / "main.cu")
+    for name in ("main.cu", "variants.cu"):
+        shutil.copyfile(source / name, target / name)
 
 
 def checks_in_order(program: Path, order: str) -> dict[str, dict[str, Any]]:

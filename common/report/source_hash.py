@@ -98,7 +98,7 @@ def source_hash(stage: str, root: Path = ROOT) -> str:
     root = root.resolve()
     tokens: list[str] = []
     seen: set[Path] = set()
-    for path in (root / stage / "kernels.cuh", *sorted((root / stage / "final").glob("*.cuh"))):
+    for path in (root / stage / "kernels.cuh", *sorted(p for p in (root / stage / "final").glob("*") if p.suffix in (".cuh", ".h", ".cu"))):
         collect(path.resolve(), root, seen, tokens)
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 

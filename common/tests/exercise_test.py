@@ -83,7 +83,7 @@ class Everything(unittest.TestCase):
                     judging.count_named(goal.count)
                 if not each.is_bug:
                     self.assertIsNotNone(each.variant)
-                    self.assertRegex((ROOT / each.stage / "main.cu").read_text(), rf'"{each.variant}"')
+                    self.assertRegex((ROOT / each.stage / "variants.cu").read_text(), rf'"{each.variant}"')
         self.assertEqual(len({each.id for each in ALL}), len(ALL))
 
     def test_a_skeleton_compiles_without_a_warning_and_is_not_solved(self) -> None:

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "06_fused_residual/kernels.cuh"
+#include "05_welford/final/layer_norm.cuh"
+#include "06_fused_residual/final/fused.cuh"
 #include "common/harness/device.h"
 #include "common/harness/device_buffer.h"
 #include "common/harness/dtype.h"

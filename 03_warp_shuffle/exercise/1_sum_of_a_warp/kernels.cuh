@@ -21,11 +21,11 @@ __device__ inline float warp_sum(float value) {
 }
 
 // A row is worked on by `group` threads, of which this one is number `thread`; `group_sum` adds over them.
-template <class GroupSum>
-__device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, unsigned thread, unsigned group,
+template <class T, class GroupSum>
+__device__ void layernorm_row(const LayerNormForward<T>& p, int64_t row, unsigned thread, unsigned group,
                               GroupSum group_sum) {
-  const float* x = p.x + row * p.x_stride;
-  float* y = p.y + row * p.y_stride;
+  const T* x = p.x + row * p.x_stride;
+  T* y = p.y + row * p.y_stride;
 
   float sum = 0.0f;
   for (int64_t col = thread; col < p.cols; col += group) sum += x[col];
@@ -46,7 +46,8 @@ __device__ void layernorm_row(const LayerNormForward<float>& p, int64_t row, uns
   }
 }
 
-__global__ void layernorm_warp_per_row(LayerNormForward<float> p) {
+template <class T>
+__global__ void layernorm_warp_per_row(LayerNormForward<T> p) {
   const unsigned warps = blockDim.x / lanes;
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / lanes; row < p.rows;
        row += int64_t{gridDim.x} * warps) {
@@ -63,10 +64,11 @@ inline unsigned blocks_for(int64_t rows, int64_t rows_per_block) {
   return static_cast<unsigned>(blocks < largest_grid ? blocks : largest_grid);
 }
 
-inline void warp_per_row(const LayerNormForward<float>& p, cudaStream_t stream) {
+template <class T>
+void warp_per_row(const LayerNormForward<T>& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const int64_t rows_per_block = threads_per_block / lanes;
-  launch(layernorm_warp_per_row,
+  launch(layernorm_warp_per_row<T>,
          {.grid = blocks_for(p.rows, rows_per_block), .block = threads_per_block, .stream = stream}, p);
 }
 

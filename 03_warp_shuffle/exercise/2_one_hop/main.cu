@@ -5,6 +5,6 @@
 int main(int argc, char** argv) {
   using namespace worklog;
   Program program("03.2", "one hop");
-  program.add("block_per_row", "warp sums, then one hop through shared memory", warp_shuffle::block_per_row);
+  program.add("block_per_row", "warp sums, then one hop through shared memory", warp_shuffle::block_per_row<float>);
   return program.run(argc, argv);
 }

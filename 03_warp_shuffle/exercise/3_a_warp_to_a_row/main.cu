@@ -5,6 +5,6 @@
 int main(int argc, char** argv) {
   using namespace worklog;
   Program program("03.3", "a warp to a row");
-  program.add("warp_per_row", "a warp to a row", warp_shuffle::warp_per_row);
+  program.add("warp_per_row", "a warp to a row", warp_shuffle::warp_per_row<float>);
   return program.run(argc, argv);
 }

@@ -2,57 +2,17 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/steps.cuh"
-#include "common/device/arguments.h"
-#include "common/device/launch.cuh"
+#include "06_fused_residual/kernels.cuh"
 
 namespace worklog::fused_residual {
 
 using welford::advice_of;
 using welford::load_vector;
 using welford::Rows;
-
-// The sum of two vectors, rounded to T: once, as if it had been exact before.
-__device__ inline float add(float a, float b) {
-  return a + b;
-}
-
-__device__ inline __half2 add(__half2 a, __half2 b) {
-  return __hadd2(a, b);
-}
-
-__device__ inline __nv_bfloat162 add(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __hadd2(a, b);
-}
-
-// What one instruction adds: a float, or a pair of 16-bit elements.
-template <class T>
-struct Lane {
-  using type = float;
-};
-
-template <>
-struct Lane<__half> {
-  using type = __half2;
-};
-
-template <>
-struct Lane<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-
-template <class T>
-__device__ inline uint4 add_vectors(uint4 a, uint4 b) {
-  using Lane = typename Lane<T>::type;
-  Lane x[4], y[4];
-  *reinterpret_cast<uint4*>(x) = a;
-  *reinterpret_cast<uint4*>(y) = b;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) x[k] = add(x[k], y[k]);
-  return *reinterpret_cast<uint4*>(x);
-}
 
 // x + residual in the load step, and from there on the steps of `Norm`, for which its x is h: the *rounded* sum that is
 // stored. A thread has vector k of its share where place.has(k), and an element that fills no vector where
@@ -117,11 +77,5 @@ struct AddSteps : Norm {
     h += rows * this->p.x_stride;
   }
 };
-
-// The norm of h, which is the second half of both operations.
-template <class T, class G>
-LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
-}
 
 }  // namespace worklog::fused_residual

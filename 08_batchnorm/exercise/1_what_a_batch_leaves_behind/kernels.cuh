@@ -2,21 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "05_welford/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::batchnorm {
-
-// Throws where the batch variance does not exist, as PyTorch does.
-template <class T, class G>
-void check_batch(const BatchNormTrain<T, G>& p) {
-  if (p.samples * p.pixels == 1) {
-    throw std::invalid_argument("training needs more than one value per channel: the variance of one is not defined");
-  }
-}
 
 // What one channel's batch statistics leave behind. `m2` is the sum of the squared deviations of `count` values.
 template <class T, class G>

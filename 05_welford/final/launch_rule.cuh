@@ -1,0 +1,129 @@
+// Launches the kernel of a rule (plan.h): how many blocks, how many threads. A kernel is instantiated because a rule
+// names it, and for no other reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "04_vectorized/kernels.cuh"
+#include "05_welford/final/one_row.cuh"
+#include "05_welford/final/persistent_clusters.cuh"
+#include "05_welford/final/plan.h"
+#include "05_welford/final/rows.cuh"
+#include "05_welford/final/teams.cuh"
+#include "05_welford/final/tuning_sm_90.h"
+#include "common/device/cluster.cuh"
+#include "common/device/launch.cuh"
+
+namespace worklog::welford {
+
+using vectorized::vector_size;
+
+// [snippet: launch_one_row]
+template <Fit fit, bool given, Amount amount, int vectors, int width, class Steps>
+void launch_lanes(const Steps& steps, const char* rule, cudaStream_t stream) {
+  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width, amount>,
+         {.grid = blocks_of_lane_teams(steps.p.rows, width),
+          .block = largest_block_of_lane_teams,
+          .overlap = true,
+          .rule = rule,
+          .stream = stream},
+         steps);
+}
+
+template <Fit fit, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
+void launch_block(const Steps& steps, const char* rule, cudaStream_t stream) {
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  launch(normalize_block_per_row<Steps, fit, given, amount, vectors, threads, resident>,
+         {.grid = static_cast<unsigned>(steps.p.rows),
+          .block = threads_for(length, vectors),
+          .overlap = true,
+          .rule = rule,
+          .stream = stream},
+         steps);
+}
+
+// False where the device has no clusters of as many blocks as the row takes.
+template <Fit fit, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
+bool launch_cluster(const Steps& steps, const char* rule, cudaStream_t stream) {
+  const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
+  const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
+  if (blocks > portable_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
+  launch(normalize_cluster_per_row<Steps, fit, given, amount, vectors, threads, resident>,
+         {.grid = static_cast<unsigned>(steps.p.rows * blocks),
+          .block = threads_for((length + blocks - 1) / blocks, vectors),
+          .cluster = static_cast<unsigned>(blocks),
+          .overlap = true,
+          .rule = rule,
+          .stream = stream},
+         steps);
+  return true;
+}
+// [/snippet]
+
+// [snippet: launch_rule]
+template <bool are_whole>
+inline constexpr std::span<const Rule> rules{are_whole ? std::span<const Rule>(sm_90::whole_vectors)
+                                                       : std::span<const Rule>(sm_90::straddling)};
+
+// What rules call the operation and the types of some steps.
+template <class Steps>
+inline constexpr unsigned operation_of = (Steps::about == About::zero ? rms_of_x : layer_of_x)
+                                         << (Steps::reads == 2 ? 2 : 0);
+template <class Steps>
+inline constexpr unsigned types_of = sizeof(typename Steps::Element) == 4     ? fp32
+                                     : sizeof(typename Steps::Parameter) == 4 ? mixed
+                                                                              : bits16;
+
+// Launches the kernel of rule `number`. False where the device cannot, or the rule is not for these steps.
+template <bool are_whole, size_t number, class Steps>
+bool launch_rule(const Steps& steps, cudaStream_t stream) {
+  constexpr Rule rule = rules<are_whole>[number];
+  constexpr Tile tile = rule.tile;
+  constexpr bool given = tile.known != Known::asked;
+  constexpr Fit fit = !are_whole ? Fit::any : tile.known == Known::full ? Fit::full : Fit::vectors;
+  const char* const name = rules<are_whole>[number].measured ? rules<are_whole>[number].measured : "";
+  if constexpr (!is_for(rule, operation_of<Steps>, types_of<Steps>)) {
+    return false;
+  } else if constexpr (tile.team == Team::lanes) {
+    return launch_lanes<fit, given, tile.amount, tile.vectors, tile.threads>(steps, name, stream), true;
+  } else if constexpr (tile.team == Team::block) {
+    launch_block<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
+    return true;
+  } else if constexpr (tile.team == Team::cluster) {
+    return launch_cluster<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
+  } else {
+    using Exchange = std::conditional_t<are_whole, ClusterBarrier, ClusterMail>;
+    return launch_persistent<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
+                                                                                                    stream);
+  }
+}
+
+// Goes through the rules from the first on, until one takes the rows and can be launched. False where none is left.
+template <bool are_whole, class Steps, size_t... numbers>
+bool launch_first(const Steps& steps, const RowFacts& facts, std::index_sequence<numbers...>, cudaStream_t stream) {
+  using Launch = bool (*)(const Steps&, cudaStream_t);
+  static constexpr Launch launches[] = {launch_rule<are_whole, numbers, Steps>...};
+  for (size_t number = rule_for(rules<are_whole>, facts); number < sizeof...(numbers);
+       number = rule_for(rules<are_whole>, facts, number + 1)) {
+    if (launches[number](steps, stream)) return true;
+  }
+  return false;
+}
+
+template <bool are_whole, class Steps>
+bool launch_by_rules(const Steps& steps, cudaStream_t stream) {
+  const RowFacts facts = {.operation = operation_of<Steps>,
+                          .types = types_of<Steps>,
+                          .are_given = steps.is_given(),
+                          .rows = steps.p.rows,
+                          .vectors = steps.p.cols / vector_size<typename Steps::Element>,
+                          .multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount)};
+  return launch_first<are_whole>(steps, facts, std::make_index_sequence<rules<are_whole>.size()>(), stream);
+}
+// [/snippet]
+
+}  // namespace worklog::welford

@@ -1,0 +1,57 @@
+// Rows of any length, for all operations that have steps (steps.cuh): normalize_rows(). A row goes through three steps,
+// load, statistics and store, and belongs to a team of threads that grows with it. Here the launch looks at how the
+// rows lie, and asks the kernels that may take them, one kind after the other.
+#pragma once
+
+#include <cstdint>
+
+#include "04_vectorized/kernels.cuh"
+#include "05_welford/final/alignment.cuh"
+#include "05_welford/final/cache_advice.cuh"
+#include "05_welford/final/elements.cuh"
+#include "05_welford/final/launch_rule.cuh"
+#include "05_welford/final/reread.cuh"
+#include "05_welford/final/steps.cuh"
+#include "05_welford/final/tiles.cuh"
+#include "common/device/launch.cuh"
+
+namespace worklog::welford {
+
+using vectorized::vector_size;
+
+// [snippet: dispatch]
+// As many rows as a grid can have.
+template <class Steps>
+void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
+  using T = typename Steps::Element;
+  const auto& p = steps.p;
+  const bool alike = lie_alike<T>(steps.tensors(), p.rows);
+  const Rows first = steps.tensors()[0];
+  const bool whole_vectors = alike && starts_on_boundary(first.first) && starts_on_boundary(p.gamma) &&
+                             starts_on_boundary(steps.beta()) && p.cols % vector_size<T> == 0 &&
+                             (p.rows == 1 || first.stride % vector_size<T> == 0);
+  if (whole_vectors && launch_by_rules<true>(steps, stream)) return;
+  if (!whole_vectors && normalize_packed(steps, stream)) return;
+  if (!whole_vectors && normalize_elements(steps, stream)) return;
+  if (!whole_vectors && alike && launch_by_rules<false>(steps, stream)) return;
+  launch(normalize_reread<Steps>,
+         {.grid = static_cast<unsigned>(p.rows), .block = threads_of_reread, .overlap = true, .stream = stream}, steps);
+}
+
+// Whatever the steps: rows of any length up to 2^20, any number of them, any stride and alignment. Statistics in fp32
+// whatever the type; gamma and beta of x's type or wider. Asynchronous in `stream`.
+template <class Steps>
+void normalize_rows(Steps steps, cudaStream_t stream) {
+  const int64_t rows = steps.p.rows;
+  const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
+  const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
+  steps.leaves = leaves_of(bytes_read, 2);
+  for (int64_t done = 0; done < rows; done += largest_grid) {
+    steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
+    normalize_rows_of_a_grid(steps, stream);
+    steps.skip(largest_grid);
+  }
+}
+// [/snippet]
+
+}  // namespace worklog::welford

@@ -1,0 +1,32 @@
+// The final kernels: RMSNorm, and residual add and norm in one trip through memory. Each is compiled by itself (the .cu
+// file of its name), once for the stage's program, the library and the tests.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "common/device/arguments.h"
+
+namespace worklog::fused_residual {
+
+// [snippet: launch]
+// Rows and types as for welford::layer_norm(). h may be x or residual, and y may be x, residual or h where those are
+// not needed any more; any other overlap of the tensors is not allowed. Asynchronous in `stream`. They throw CudaError.
+template <class T, class G>
+void rms_norm(const RmsNormForward<T, G>& p, cudaStream_t stream);
+template <class T, class G>
+void add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream);
+template <class T, class G>
+void add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream);
+
+// The norm of h, which is the second half of both operations.
+template <class T, class G>
+LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
+  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
+}
+template <class T, class G>
+RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
+  return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
+}
+// [/snippet]
+
+}  // namespace worklog::fused_residual
