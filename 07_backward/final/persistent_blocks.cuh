@@ -96,7 +96,7 @@ bool launch_lanes(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
+         pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
   launch_sum(pass.p, blocks, stream);
   return true;
 }
@@ -118,7 +118,7 @@ bool launch_block(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks));
+         pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks));
   launch_sum(pass.p, blocks, stream);
   return true;
 }

@@ -97,7 +97,7 @@ bool launch_cluster(const Pass& pass, unsigned size, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .cluster = size,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows), rows);
+         pass, partial_rows_of(pass.p, partial_rows), rows);
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }
@@ -127,7 +127,7 @@ bool launch_grid(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .cooperative = true,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows), rows, mail, static_cast<int>(blocks));
+         pass, partial_rows_of(pass.p, partial_rows), rows, mail, static_cast<int>(blocks));
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }
