@@ -1,5 +1,5 @@
 // The backward pass: dx reduces along the rows, dgamma and dbeta along the columns, over the same data.
-// Three simple ways to do both. partials.cuh adds up partial sums of columns; the kernel for every shape is in final/.
+// Four simple ways to do both. partials.cuh adds up partial sums of columns; the kernel for every shape is in final/.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,9 @@
 
 namespace worklog::backward {
 
+using vectorized::first_column;
+using vectorized::most_threads;
+using vectorized::Parameter;
 using vectorized::to_float;
 using warp_shuffle::block_sum;
 using warp_shuffle::lanes;
@@ -214,6 +217,83 @@ void grouped(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   check_cuda(cudaMemsetAsync(p.workspace, 0, bytes, stream), "clearing the sums and the locks");
   if (p.rows > 0) launch(dx_and_groups<T, G>, block_per_row(p, stream), p, partial, locks);
   launch_sum(p, groups, stream);
+}
+// [/snippet]
+
+// [snippet: staying]
+inline constexpr int columns_of_thread = 16;  // whose sums, xhat and wdy take 64 of its registers
+
+// A block stays for many rows, and a thread has the same columns in all of them: their sums stay in its registers. x
+// and dy are read once, since xhat and wdy stay there too until the row's sums are known.
+template <class T, class G>
+__global__ void __launch_bounds__(most_threads) dx_and_columns(LayerNormBackward<T, G> p, PartialRows partial) {
+  constexpr int vectors = columns_of_thread / vector_size<T>;
+  __shared__ float scratch[lanes];
+  const int cols = static_cast<int>(p.cols);
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  const int first = first_column(p.x + blockIdx.x * p.x_stride) + static_cast<int>(threadIdx.x) * vector_size<T>;
+
+  Parameter<T, G> gamma[vectors];
+  Floats<T> dgamma[vectors] = {}, dbeta[vectors] = {};
+  for (int i = 0; i < vectors; ++i) gamma[i].load(p.gamma, first + i * step, cols, 1.0f);
+
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const RowStatistics s = {p.mean ? p.mean[row] : 0.0f, p.rstd[row]};
+    vectorized::RowInRegisters<T, vectors> x, dy;
+    x.load(p.x + row * p.x_stride, first, step, cols);
+    dy.load(p.dy + row * p.dy_stride, first, step, cols);
+
+    Floats<T> xhat[vectors], wdy[vectors];
+    RowSums sums = {0.0f, 0.0f};
+    for (int i = 0; i < vectors; ++i) {
+      const Floats<T> xs = vectorized::unpack<T>(x.bits[i]);
+      const Floats<T> dys = vectorized::unpack<T>(dy.bits[i]);
+      const Floats<T> gammas = gamma[i].unpack();
+      for (int k = 0; k < vector_size<T>; ++k) {
+        // Beyond the row's ends dy is 0, but xhat could be infinite, and 0 times infinity is not 0.
+        const int col = first + i * step + k;
+        xhat[i].at[k] = col >= 0 && col < cols ? xhat_of(xs.at[k], s) : 0.0f;
+        wdy[i].at[k] = dys.at[k] * gammas.at[k];
+        sums.wdy += wdy[i].at[k];
+        sums.wdy_xhat += wdy[i].at[k] * xhat[i].at[k];
+        dgamma[i].at[k] += dys.at[k] * xhat[i].at[k];
+        dbeta[i].at[k] += dys.at[k];
+      }
+    }
+    sums = {p.mean ? block_sum(sums.wdy, scratch) : 0.0f, block_sum(sums.wdy_xhat, scratch)};
+    if (!p.dx) continue;
+
+    const Gradient gradient = gradient_of(s, sums, p.cols);
+    for (int i = 0; i < vectors; ++i) {
+      const int col = first + i * step;
+      Floats<T> dx = vectorized::unpack<T>(p.dh ? vectorized::load(p.dh + row * p.dh_stride, col, cols) : uint4{});
+      for (int k = 0; k < vector_size<T>; ++k) dx.at[k] += gradient(wdy[i].at[k], xhat[i].at[k]);
+      vectorized::store(p.dx + row * p.dx_stride, col, cols, vectorized::pack<T>(dx));
+    }
+  }
+  if (!partial.first) return;
+  for (int i = 0; i < vectors; ++i) store_sums<T>(partial, blockIdx.x, first + i * step, dgamma[i], dbeta[i]);
+}
+
+// Rows of more than 8192 columns, for which a block has no registers, are left to `separate`: five trips.
+template <class T, class G>
+void staying(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
+  const int64_t columns = vectorized::vectors_in_row(p.x, p.x_stride, p.cols) * vector_size<T>;
+  const int64_t threads = warp_shuffle::blocks_for(columns, lanes * columns_of_thread) * lanes;
+  if (threads > most_threads) return separate(p, stream);
+  const int64_t at_once = blocks_at_once(dx_and_columns<T, G>, static_cast<int>(threads), 0);
+  // All rows of x that a block has start equally far past a 16-byte boundary, and a thread's vectors with them. Where
+  // those of another tensor do not, load() and store() go element by element.
+  const int64_t blocks = teams_of_kinds(teams_for(p.rows, at_once, p.cols), period_of_rows<T>(p.x_stride), p.rows);
+  launch(dx_and_columns<T, G>,
+         {.grid = static_cast<unsigned>(blocks), .block = static_cast<unsigned>(threads), .stream = stream}, p,
+         partial_rows_of(p, blocks));
+  launch_sum(p, blocks, stream);
+}
+
+template <class T, class G>
+void staying_rms_norm(const RmsNormBackward<T, G>& p, cudaStream_t stream) {
+  staying(as_layer_norm(p), stream);
 }
 // [/snippet]
 

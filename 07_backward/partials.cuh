@@ -3,14 +3,19 @@
 // that is the same on every run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "04_vectorized/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::backward {
 
+using vectorized::Floats;
+using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
 
@@ -102,6 +107,56 @@ void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStre
   } else {
     launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
   }
+}
+// [/snippet]
+
+// RMSNorm's backward pass in LayerNorm's struct: there is no mean, and no dbeta.
+template <class T, class G>
+LayerNormBackward<T, G> as_layer_norm(const RmsNormBackward<T, G>& p) {
+  return {p.dy,    p.x,         p.dh,   p.gamma, nullptr,     p.rstd,     p.dx,        p.dgamma,
+          nullptr, p.workspace, p.rows, p.cols,  p.dy_stride, p.x_stride, p.dh_stride, p.dx_stride};
+}
+
+// [snippet: write_partial_row]
+// A thread's sums of a vector of columns, from column `col` on, to partial row i.
+template <class T>
+__device__ inline void store_sums(const PartialRows& partial, int64_t i, int col, const Floats<T>& dgamma,
+                                  const Floats<T>& dbeta) {
+  const int cols = static_cast<int>(partial.cols);
+  const auto four = [](const float* sums) { return vectorized::pack<float>({sums[0], sums[1], sums[2], sums[3]}); };
+#pragma unroll
+  for (int k = 0; k < vector_size<T>; k += 4) {
+    vectorized::store(partial.dgamma(i), col + k, cols, four(dgamma.at + k));
+    vectorized::store(partial.dbeta(i), col + k, cols, four(dbeta.at + k));
+  }
+}
+// [/snippet]
+
+// [snippet: teams]
+// Those that the blocks of a pass write: none where neither dgamma nor dbeta is wanted.
+template <class T, class G>
+PartialRows partial_rows_of(const LayerNormBackward<T, G>& p, int64_t count) {
+  return {p.dgamma || p.dbeta ? p.workspace : nullptr, count, p.cols};
+}
+
+// A team is what works on a row: a block, or in final/ also some lanes of a warp, or a cluster. As many teams as work
+// at the same time, so that none waits for a place. Where there are few rows, a team has four of them if that leaves
+// none of the multiprocessors without: each team's partial row has to be read again. `more` partial rows come on top.
+inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
+  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
+}
+
+// How many rows on a row starts equally far past a 16-byte boundary again.
+template <class T>
+int64_t period_of_rows(int64_t stride) {
+  return vector_size<T> / std::gcd(int64_t{vector_size<T>}, stride);
+}
+
+// `teams`, or as many less as make them a multiple of the period; but one to each kind of row.
+inline int64_t teams_of_kinds(int64_t teams, int64_t period, int64_t rows) {
+  return teams < period ? std::clamp<int64_t>(rows, 1, period) : teams / period * period;
 }
 // [/snippet]
 

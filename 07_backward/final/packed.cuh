@@ -192,7 +192,7 @@ bool launch_packed(const Pass& pass, cudaStream_t stream) {
           .shared_bytes = shared_bytes,
           .overlap = true,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), 1.0f / static_cast<float>(cols));
+         pass, partial_rows_of(pass.p, blocks), 1.0f / static_cast<float>(cols));
   launch_sum(pass.p, blocks, stream);
   return true;
 }

@@ -97,7 +97,7 @@ bool launch_lanes(const Pass& pass, const char* rule, cudaStream_t stream) {
           .overlap = true,
           .rule = rule,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
+         pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks * teams));
   launch_sum(pass.p, blocks, stream);
   return true;
 }
@@ -120,7 +120,7 @@ bool launch_block(const Pass& pass, const char* rule, cudaStream_t stream) {
           .overlap = true,
           .rule = rule,
           .stream = stream},
-         pass, partial_rows_of(pass, blocks), split_of<layout>(pass, pass.p.rows, blocks));
+         pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks));
   launch_sum(pass.p, blocks, stream);
   return true;
 }

@@ -109,7 +109,7 @@ bool launch_cluster(const Pass& pass, unsigned size, const char* rule, cudaStrea
           .cluster = size,
           .rule = rule,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows), rows);
+         pass, partial_rows_of(pass.p, partial_rows), rows);
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }
@@ -140,7 +140,7 @@ bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
           .cooperative = true,
           .rule = rule,
           .stream = stream},
-         pass, partial_rows_of(pass, partial_rows), rows, mail, static_cast<int>(blocks));
+         pass, partial_rows_of(pass.p, partial_rows), rows, mail, static_cast<int>(blocks));
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }

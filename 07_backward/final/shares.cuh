@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 
 #include "07_backward/final/pass.cuh"
 #include "07_backward/partials.cuh"
@@ -83,31 +82,10 @@ struct ClusterSplit {
 // [/snippet]
 
 // [snippet: launch]
-template <class Pass>
-PartialRows partial_rows_of(const Pass& pass, int64_t count) {
-  const bool wanted = pass.p.dgamma || pass.p.dbeta;
-  return {wanted ? pass.p.workspace : nullptr, count, pass.p.cols};
-}
-
-// As many teams as work at the same time, so that none waits for a place. Where there are few rows, a team has four of
-// them if that leaves none of the multiprocessors without: each team's partial row has to be read again. `more` partial
-// rows come on top.
-inline int64_t teams_for(int64_t rows, int64_t at_once, int64_t cols, int64_t more = 0) {
-  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const int64_t wished = std::min(rows, std::max(multiprocessors, rows / 4));
-  return std::max<int64_t>(1, std::min({wished, at_once, backward_partial_rows(cols) - more}));
-}
-
-// How many rows on a row starts equally far past a 16-byte boundary again.
+// After how many rows one of the same kind comes again.
 template <Layout layout, class Pass>
-int period_of(const Pass& pass) {
-  constexpr int64_t elements = vector_size<typename Pass::T>;
-  return layout == Layout::alike ? static_cast<int>(elements / std::gcd(elements, pass.p.x_stride)) : 1;
-}
-
-// `teams`, or as many less as make them a multiple of the period; but one to each kind of row.
-inline int64_t teams_of_kinds(int64_t teams, int64_t period, int64_t rows) {
-  return teams < period ? std::clamp<int64_t>(rows, 1, period) : teams / period * period;
+int64_t period_of(const Pass& pass) {
+  return layout == Layout::alike ? period_of_rows<typename Pass::T>(pass.p.x_stride) : 1;
 }
 
 template <Layout layout, class Pass>
