@@ -43,6 +43,9 @@ Program program() {
       .may_fail_on(Input::uniform, {}, any, few)
       .may_fail_on(Input::outlier_channels, {}, any, few)
       .fails_on(Input::huge, {});
+  program.add("one_launch", "two loops by vectors, and between them all blocks wait for each other",
+              one_launch<float, float>, one_launch<half, half>, one_launch<half, float>, one_launch<bf16, bf16>,
+              one_launch<bf16, float>);
   program.add("batch_norm", "the final kernel: one launch, forwards through a ring and back", batch_norm<float, float>,
               batch_norm<half, half>, batch_norm<half, float>, batch_norm<bf16, bf16>, batch_norm<bf16, float>,
               batch_norm_inference<float, float>, batch_norm_inference<half, half>, batch_norm_inference<half, float>,
