@@ -29,37 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import merge_results
+from grid import ELEMENT_BYTES, FEW_COLS, MODELS, SWEEPS
 from programs import CHILDREN, Failed, Program, programs_in, require_gpu, shown
 from results import ROOT, ReportError, Repository, Timing
-from tables import MODELS
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
 
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
-ALL_COLS = (64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072)  # of finished kernels
-# Of the stages with finished kernels, what is timed on tensors of 512 MiB: variants, operations, types and row lengths. A check of such
-# a tensor takes two seconds, so that the final kernels alone are timed at all lengths.
-SWEEPS = {
-    "05_welford": (
-        ("layer_norm", "layernorm_forward", ("fp32", "bf16"), ALL_COLS),
-        ("textbook,chan", "layernorm_forward", ("bf16",), FEW_COLS),
-        ("textbook,chan", "layernorm_forward", ("fp32",), FEW_COLS[:-1]),  # chan has no room for 16384 of them
-    ),
-    "06_fused_residual": (
-        ("fused", "add_layernorm_forward,add_rmsnorm_forward", ("bf16", "fp32"), ALL_COLS),
-        ("norm", "rmsnorm_forward", ("bf16",), ALL_COLS),
-        ("norm", "layernorm_forward", ("bf16",), FEW_COLS),
-        ("unfused,fused_inplace", "add_layernorm_forward,add_rmsnorm_forward", ("bf16",), (*FEW_COLS, 65536)),
-    ),
-    "07_backward": (
-        ("persistent", "layernorm_backward", ("bf16", "fp32"), ALL_COLS),
-        ("persistent", "rmsnorm_backward,add_layernorm_backward", ("bf16",), FEW_COLS),
-        ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
-    ),
-}
 WITH_MODELS, TOKENS = "06_fused_residual", (1, 32, 4096)  # the stage whose kernels real models have, and rows
 LARGE_FP32 = ("131072x1000", "65536x4095", "65536x4096")
 # What peers were measured at besides: of a stage variant, operation, type, shapes and timings.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results import ELEMENT_BYTES
+from grid import ELEMENT_BYTES
 
 STAGE = "compare"  # stands where a stage's name does in the names of the timings
 OURS, COPY = "ours", "copy"

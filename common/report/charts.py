@@ -35,11 +35,14 @@ from pathlib import Path
 
 import drawings
 import redraw
-from figures import percent, significant, size_of
-from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
-from svg import EDGE, INK, MUTED, PANEL
+from cells import COPY, OURS, TENSORS, Cell, cell_of
+from figures import size_of
+from grid import ELEMENT_BYTES
+from results import DEFAULT_GPU, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
 from rivals import Verdict
+from svg import EDGE, INK, MUTED, PANEL
 from tables import BASELINES, case_of, showcase
+from text import STALE_NOTE, dagger, percent, significant
 
 # Before matplotlib is imported, which takes a while: what is edited meanwhile is drawn again.
 CODE = redraw.digest_of_code(Path(__file__))
@@ -58,7 +61,6 @@ except ImportError as error:
 
 OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", "1024x1024"  # of the charts that show one case
 SHAPE_WORDS = SHAPE.replace("x", " x ")
-STALE_NOTE = "† measured on an earlier version of the kernel"
 
 # Okabe and Ito's palette, which stays apart for color-blind eyes; each entry has a marker, a dash and a hatch too.
 STYLES = [
@@ -148,7 +150,7 @@ def provenance(repository: Repository, stage: str, gpu: str) -> str:
 
 
 def name_of(entry: Timing | Check) -> str:
-    return entry.label + ("†" if entry.stale else "")
+    return dagger(entry.label, entry.stale)
 
 
 def stale_note(entries: Sequence[Timing | Check]) -> str:
@@ -274,7 +276,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                     best[t.cols] = t
             if best:
                 line = [best[cols] for cols in sorted(best)]
-                label = f"fastest of stage {before[:2]}" + ("†" if any(t.stale for t in line) else "")
+                label = dagger(f"fastest of stage {before[:2]}", any(t.stale for t in line))
                 shown += line
                 (handles[label],) = ax.plot([t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1)
         for variant, line in series.items():
@@ -783,7 +785,7 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     for t in points:
         color, marker, _, _ = STYLES[stages.index(t.stage) % len(STYLES)]
         large = t.shape != SHAPE
-        label = f"{t.stage}" + ("†" if t.stale else "")
+        label = dagger(t.stage, t.stale)
         x, y = place(t)
         # Stages with the same bytes and arithmetic stand side by side, so that each is seen.
         x *= 1.035 ** (stages.index(t.stage) - len(stages) / 2)
@@ -812,15 +814,12 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
 
 def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an operation."""
-    import rivals
-    from cells import COPY, OURS, cell_of
-
     document = repository.comparison(gpu)
     if document is None:
         return None
     runs = repository.runs(gpu)
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
-    drawn: set[rivals.Cell] = set()
+    drawn: set[Cell] = set()
     for entry in document["benchmarks"]:
         variant, cell, mode = cell_of(entry["name"])
         if mode != "cold" or cell.dtype != "bf16" or variant == COPY or cell.operation.startswith("batchnorm"):
@@ -843,7 +842,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
             ax.plot(whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == OURS else 1.2,
                     label=PEER_LABELS.get(name, name), zorder=zorder)
             ax.plot(odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none", markersize=5, zorder=zorder)
-        ax.set_title(operation + ("†" if operation in old else ""), fontsize=9.5)
+        ax.set_title(dagger(operation, operation in old), fontsize=9.5)
         cols_axis(ax, [c for shares in by_variant.values() for c in shares])
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.set_ylim(0, 1.1)
@@ -863,8 +862,6 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
 
 def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
-    import rivals
-
     # The largest tensor at each width.
     by_rows = sorted(repository.verdicts(gpu).values(), key=lambda v: v.cell.rows)
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in by_rows if v.mode == "cold"}
@@ -872,14 +869,14 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
         return None
     runs = repository.runs(gpu)
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
-    dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
+    dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, TENSORS))
     widths = sorted({cols for _, _, cols in found})
     figure, axes = page(1.9 + 0.42 * len(widths), 1.1 + (0.5 + 0.27 * len(operations)) * len(dtypes), len(dtypes), 1)
     for ax, dtype in zip(axes, dtypes):
         for row, operation in enumerate(operations):
             for col, cols in enumerate(widths):
                 ahead_cell(ax, row, col, found.get((dtype, operation, cols)))
-        ax.set_yticks(range(len(operations)), [operation + ("†" if operation in old else "") for operation in operations])
+        ax.set_yticks(range(len(operations)), [dagger(operation, operation in old) for operation in operations])
         ax.set_xticks(range(len(widths)), [str(cols) for cols in widths], rotation=45, ha="left", rotation_mode="anchor")
         ax.xaxis.tick_top()
         ax.tick_params(length=0, labelsize=8)
@@ -923,7 +920,7 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
     context = document["context"]
     old = repository.data_is_stale(data)
-    runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
+    runs = {dagger(name, old and name.startswith("ours")): run for name, run in document["runs"].items()}
     curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
     for index, (name, run) in enumerate(runs.items()):
         color, marker, dash, hatch = STYLES[index % len(STYLES)]

@@ -41,9 +41,10 @@ from typing import Any
 
 import source_hash
 from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of, grid
+from grid import ELEMENT_BYTES
 from machine_code import kernels_in
 from programs import shown, write_json
-from results import ELEMENT_BYTES, ROOT, ReportError, Repository
+from results import ROOT, ReportError, Repository
 from rivals import report, verdicts
 
 NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import SWEEPS
+from grid import ELEMENT_BYTES, SMALL, SWEEPS
 from programs import Failed, Program, programs_in, require_gpu, tool, write_json
 from results import ROOT, ReportError
 
@@ -64,12 +64,10 @@ METRICS = {
     "duration_ns": "gpu__time_duration.sum",
 }
 
-SMALL = ("1024x1024", "256x4096")
 # Tensors of 512 MiB: the kernel that the ladder ends with at all row lengths, what is built on it at two.
 WIDE_STAGE, WIDE_VARIANT, WIDE_COLS = "05_welford", "layer_norm", (256, 1024, 4096, 8192, 16384, 65536, 131072)
 LATER_COLS = (1024, 8192)
 FINAL_COLS = (4095, 65536)  # of the variant that a stage ends with: odd rows, and very long ones
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)

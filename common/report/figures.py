@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 from results import MODES, PEERS, Check, Repository, ReportError, Timing
+from text import dagger, percent, significant
 
 # unit: (what it measures, its size in the base unit, how it is written after the number)
 UNITS = {
@@ -61,25 +62,6 @@ HARDWARE_SIZE = {"bytes": 1.0, "ratio": 1e-2, "time": 1e-9, "count": 1.0}
 
 DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
                    "error": "max_abs_error", "count": "differing", "bytes": "bytes"}
-
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """`value` rounded to `digits` significant digits: 0.0817, 8.05, 4150, 4.10 × 10⁶."""
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # after rounding: 9.999 has that of 10
-    if exponent >= 6 or exponent < -4:
-        return f"{value / 10.0**exponent:.{digits - 1}f} × 10{str(exponent).translate(SUPERSCRIPT)}"
-    decimals = digits - 1 - exponent
-    return f"{round(value, decimals):.{max(decimals, 0)}f}"
-
-
-def percent(ratio: float) -> str:
-    return f"{ratio * 100:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -223,4 +205,4 @@ def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[s
         text = (f"{whole:,}".replace(",", "\u202f") if whole >= 10000 else f"{whole}") + suffix
     else:
         text = significant(found.value / size, int(digits)) + suffix
-    return text + ("†" if found.stale else ""), found.stale
+    return dagger(text, found.stale), found.stale

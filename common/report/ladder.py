@@ -11,16 +11,16 @@ results/ has a measurement for that GPU, it stands beside.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from figures import significant
+from counting import count
+from grid import ELEMENT_BYTES
 from programs import programs_in
 from results import ROOT, Repository, ReportError, launch_of, read_json
-from counting import count
+from text import dagger, significant
 
 GPUS = Path("common/report/gpus.json")
 LINE_LOOKUP_BYTES = 128  # what the L1 cache of a multiprocessor looks up and hands out in a cycle
@@ -104,7 +104,7 @@ def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name:
         loads = rung.total("global_load_requests") + rung.total("async_copy_load_requests")
         sectors = rung.total("global_load_sectors") + rung.total("async_copy_load_sectors")
         asked = sum(rung.total(f"{kind}_bytes_asked") for kind in ("global_load", "global_store", "global_atomic", "async_copy_load"))
-        matrix = {"fp32": 4, "fp16": 2, "bf16": 2}[first["dtype"]] * elements
+        matrix = ELEMENT_BYTES[first["dtype"]] * elements
         passes = max(rung.total(f"read_{matrix_name}_bytes") for matrix_name in MATRICES) / matrix
         per_row = lambda key: significant(rung.total(key) / rows, 2) if rung.total(key) else "-"  # noqa: E731
         seconds, bound = rung.prediction(gpu)
@@ -113,7 +113,7 @@ def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name:
             stage[:2], variant, operation, f"{asked / elements:.1f}", f"{sectors / loads:.1f}" if loads else "-", f"{passes:.1f}", per_row("barrier_requests"),
             per_row("shuffle_requests"), significant((rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts")) / rows, 2)
             if rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts") else "-",
-            f"{seconds * 1e6:.1f}", bound, "" if measured is None else f"{measured[0] * 1e6:.1f}" + ("†" if measured[1] else ""),
+            f"{seconds * 1e6:.1f}", bound, "" if measured is None else dagger(f"{measured[0] * 1e6:.1f}", measured[1]),
         ])
     return lines
 

@@ -12,7 +12,6 @@ with 1 where a file or a figure names no commit, or one that the history does no
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess

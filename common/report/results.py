@@ -10,22 +10,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import launches as launched
+import rivals
 import source_hash
-
-if TYPE_CHECKING:
-    import rivals
+from grid import ELEMENT_BYTES
 
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
 MODES = ("cold", "warm", "graph")
 LAST, FIRST = "channels_last", "channels_first"  # layouts of images
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # of Google Benchmark's time units
 
 PEERS = "peers"  # stands where a stage's name does
+PACKAGE_SUITE = "python_package_test"  # in docs/verified, the tests of the Python package
 PEER_LABELS = {
     "torch": "PyTorch",
     "torch eager": "PyTorch, two calls",
@@ -499,17 +498,13 @@ class Repository:
 
     def _verdicts(self, gpu: str = DEFAULT_GPU) -> dict[str, rivals.Verdict]:
         """Who is ahead in the comparison, by cell and timing: layernorm_forward/fp32/1024x1024/cold."""
-        import rivals  # which reads this module
-
         document = self.comparison(gpu)
         return {} if document is None else {f"{v.cell.name}/{v.mode}": v for v in rivals.verdicts(document)}
 
     def _runs(self, gpu: str = DEFAULT_GPU) -> rivals.Runs | None:
         """The runs that the comparison's cells come from; None where nothing was compared."""
-        import rivals
-
         document = self.comparison(gpu)
-        return None if document is None else rivals.Runs(document, self)
+        return None if document is None else rivals.Runs(document, self.is_current)
 
     def has_data(self, name: str) -> bool:
         return (self.root / "docs" / "data" / f"{name}.json").is_file()

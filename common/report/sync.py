@@ -26,6 +26,7 @@ import snippets
 import tables
 import why
 from markdown import Problem, Region, regions_of, starts_html_block, title_of
+from place import Place
 from prose import dead_links, unknown_commands
 from results import DEFAULT_GPU, ROOT, ReportError, Repository
 
@@ -117,7 +118,7 @@ def content_of(region: Region, file: Path, repository: Repository) -> Content:
             raise ReportError(f"there is no table '{kind}'; there are: {', '.join(tables.TABLES)}")
         make, allowed = tables.TABLES[kind]
         check_options(region, allowed, words=1)
-        table = make(tables.Place(repository, file, region.options, gpu))
+        table = make(Place(repository, file, region.options, gpu))
         return Content(table.text, table.stale)
     raise ReportError("there is no such marker; there are: sync:code, sync:table, sync:figure, sync:nav")
 

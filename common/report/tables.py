@@ -3,111 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from figures import percent, significant
+from compare_tables import against_peers
+from counting_tables import counting_table
+from grid import MODELS
 from markdown import title_of
-from results import MODES, PEERS, Check, Launch, Repository, ReportError, ResultFile, Timing, baseline_of
+from place import Place, source_note
+from results import MODES, PACKAGE_SUITE, PEERS, Check, Launch, ReportError, ResultFile, Timing, baseline_of
+from text import MISSING, Table, caption, dagger, markdown_table, percent, short_kernel, significant
 
-DAGGER_NOTE = "† measured on an earlier version of the kernel"
-MISSING = "–"
 BASELINES = {"copy": "a copy of the same bytes", "stream": "a stream of the same reads and writes"}
 PEERS_EXCEPT = ("torch.copy_",)  # the baseline is not a rival
 
 Entry = TypeVar("Entry", Timing, Check, Launch)
 
 
-@dataclass(frozen=True)
-class Table:
-    text: str
-    stale: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a table is wanted: in which file, with which options."""
-
-    repository: Repository
-    file: Path
-    options: dict[str, str]
-    gpu: str
-
-    def option(self, name: str, default: str = "") -> str:
-        return self.options.get(name, default)
-
-    def chosen(self, name: str) -> list[str]:
-        """A comma-separated option; empty where all are meant."""
-        return [word for word in self.option(name).split(",") if word]
-
-    def flag(self, name: str) -> bool:
-        value = self.option(name, "no")
-        if value not in ("yes", "no"):
-            raise ReportError(f"{name} is '{value}'; it must be yes or no")
-        return value == "yes"
-
-    def stage(self) -> str:
-        """The stage option, else the stage in whose folder the file lies."""
-        stages = self.repository.stages()
-        own = self.file.parent.name if self.file.parent.parent == self.repository.root else ""
-        stage = self.option("stage", own if own in stages else "")
-        if not stage:
-            raise ReportError("stage is missing: this file lies in no stage's folder")
-        if stage not in stages:
-            raise ReportError(f"there is no stage '{stage}'; there are: {', '.join(stages)}")
-        return stage
-
-    def link(self, path: Path, text: str | None = None) -> str:
-        target = os.path.relpath(path, self.file.parent)
-        return f"[{text or target}]({target})"
-
-    def timings_named(self, default: str = "") -> list[str]:
-        modes = [mode for mode in self.option("timing", default).split(",") if mode]
-        for mode in modes:
-            if mode not in MODES:
-                raise ReportError(f"timing is '{mode}'; it must be of {', '.join(MODES)}")
-        return modes
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A pipe table: the first `left` columns flush left, the rest flush right."""
-    lines = [head, ["---" if i < left else "---:" for i in range(len(head))], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def shape_text(entry: Timing | Check) -> str:
     return entry.shape.replace("x", " x ").replace("-first", ", channels first")
-
-
-def dagger(text: str, stale: bool) -> str:
-    return f"{text}†" if stale else text
-
-
-def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
-    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it."""
-    by_origin: dict[str, list[ResultFile]] = {}
-    for results in files:
-        context = results.context
-        commit = context.get("commit", "")
-        words = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
-        words += [f"commit `{commit[:10]}`" + (" with changes" if context.get("dirty") == "true" else "")] if commit else []
-        by_origin.setdefault(", ".join(word for word in words if word), []).append(results)
-    notes = []
-    for origin, group in by_origin.items():
-        links = [place.link(r.path, f"stage {r.path.parent.parent.name[:2]}" if len(group) > 1 else None) for r in group]
-        notes.append(f"{origin}: {', '.join(links)}")
-    return notes
-
-
-def caption(parts: Iterable[str], stale: bool) -> str:
-    sentences = [part for part in [*parts, DAGGER_NOTE if stale else ""] if part]
-    return "\n\n<sub>" + ". ".join(sentences) + ".</sub>"
 
 
 def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
@@ -412,11 +330,6 @@ def ladder_all(place: Place) -> Table:
 
 
 # --- What the kernels take, and what the hardware counted -------------------------------------------------------------
-def short_kernel(name: str) -> str:
-    """Without the namespaces, also in template arguments: layernorm_two_pass<&tree_sum>."""
-    return re.sub(r"(?:\w+::)+", "", name)
-
-
 def launches_table(place: Place, launches: Sequence[Launch], files: Sequence[ResultFile], columns: Sequence[tuple[str, Callable[[Launch], str]]],
                    what: str) -> Table:
     """A line for each launch: the variant, what is not the same in all lines, the kernel, then `columns`."""
@@ -537,20 +450,6 @@ def traffic(place: Place) -> Table:
     return Table(markdown_table(head, lines, 4) + caption([what, *source_note(place, [counted, results])], stale), stale)
 
 
-def counting(place: Place) -> Table:
-    """What the CPU layer counts beside what the hardware counted, for a stage or, with sum=yes, for all."""
-    import counting as beside  # which makes tables of its own with what is above
-
-    return beside.counted_summary(place) if place.flag("sum") else beside.counted_beside_measured(place)
-
-
-def compare(place: Place) -> Table:
-    """The final kernels against the best other library, as ./worklog compare found it."""
-    import rivals  # which makes tables of its own with what is above
-
-    return rivals.against_peers(place)
-
-
 def verified(place: Place) -> Table:
     """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage."""
     if not place.repository.has_verified(place.gpu):
@@ -587,7 +486,7 @@ def verified(place: Place) -> Table:
 
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-PACKAGE_SUITE = "python_package_test"
+
 
 def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
     """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were timed on, then
@@ -641,24 +540,6 @@ def family(place: Place) -> Table:
     return Table(text, stale)
 
 
-@dataclass(frozen=True)
-class Model:
-    name: str
-    cols: int
-    operation: str  # the norm that it has, after a residual
-
-
-MODELS = (
-    Model("GPT-2", 768, "add_layernorm_forward"),
-    Model("Whisper large", 1280, "add_layernorm_forward"),
-    Model("Gemma 2 9B", 3584, "add_rmsnorm_forward"),
-    Model("LLaMA 7B", 4096, "add_rmsnorm_forward"),
-    Model("LLaMA 13B", 5120, "add_rmsnorm_forward"),
-    Model("DeepSeek-V3", 7168, "add_rmsnorm_forward"),
-    Model("LLaMA 65B", 8192, "add_rmsnorm_forward"),
-)
-
-
 def models(place: Place) -> Table:
     """A variant at the widths of real models, each with its norm: time and share of a stream, over the number of tokens."""
     results = place.repository.stage_results(place.stage(), place.gpu)
@@ -694,9 +575,9 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "resources": (resources, ENTRY_OPTIONS),
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
     "traffic": (traffic, ENTRY_OPTIONS | {"mib"}),
-    "counting": (counting, {"stage", "gpu", "sum"}),
+    "counting": (counting_table, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
-    "compare": (compare, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
+    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

@@ -31,8 +31,7 @@ from typing import Any
 from launches import architecture_of
 from machine_code import code_of_all, kernels_in
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
-from results import ROOT, ReportError
-from tables import PACKAGE_SUITE
+from results import PACKAGE_SUITE, ROOT, ReportError
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be done instead:
   ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest

@@ -24,12 +24,13 @@ sys.path[:0] = [str(SOURCE / "common/report"), str(SOURCE / "common/report/peers
 sys.dont_write_bytecode = True
 
 import compare
+import compare_tables
 import figures
 import results
 import rivals
 import source_hash
-import tables
 from cells import COLS, MODES, TENSORS, Cell, grid
+from place import Place
 
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
 
@@ -257,7 +258,7 @@ class Tables(unittest.TestCase):
                 path = root / "docs" / "compare" / "h200.json"
                 path.parent.mkdir(parents=True)
                 path.write_text(json.dumps(content), encoding="utf-8")
-            return rivals.against_peers(tables.Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")).text
+            return compare_tables.against_peers(Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")).text
 
     def test_nothing_measured(self) -> None:
         self.assertEqual(self.table(None), "*Nothing was compared on h200 yet.*")
@@ -350,7 +351,7 @@ class Tables(unittest.TestCase):
             repository = results.Repository(root)
 
             def table(**options: str) -> str:
-                return rivals.against_peers(tables.Place(repository, root / "docs" / "compare.md", options, "h200")).text
+                return compare_tables.against_peers(Place(repository, root / "docs" / "compare.md", options, "h200")).text
 
             lost = table(show="lost")
             self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 |", lost)
@@ -409,7 +410,7 @@ class KeptComparison(unittest.TestCase):
             (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
             repository = results.Repository(root)
             self.assertEqual(list(repository.verdicts("h200").values()), rivals.verdicts(content))
-            self.assertEqual(repr(repository.runs("h200")), repr(rivals.Runs(content, repository)))
+            self.assertEqual(repr(repository.runs("h200")), repr(rivals.Runs(content, repository.is_current)))
             options = {"key": f"compare/best/{cells[1].name}/warm", "unit": "us"}
             first = figures.figure(repository, options, "h200")
             with mock.patch.object(rivals, "verdicts") as verdicts, mock.patch.object(rivals, "Runs") as runs:
@@ -428,13 +429,13 @@ class KeptComparison(unittest.TestCase):
             "earlier": [{"context": {"date": "2025-01-01"}, "cells": [CELL.name]}]
         }
         nowhere = results.Repository(Path("/nowhere"))
-        said = {repr(rivals.Runs(content, nowhere))}
+        said = {repr(rivals.Runs(content, nowhere.is_current))}
         with mock.patch.object(results.Repository, "is_current", return_value=True):
-            said.add(repr(rivals.Runs(content, nowhere)))
+            said.add(repr(rivals.Runs(content, nowhere.is_current)))
         content["earlier"][0]["cells"] = []
-        said.add(repr(rivals.Runs(content, nowhere)))
+        said.add(repr(rivals.Runs(content, nowhere.is_current)))
         content["earlier"][0]["context"]["date"] = "2025-01-02"
-        said.add(repr(rivals.Runs(content, nowhere)))
+        said.add(repr(rivals.Runs(content, nowhere.is_current)))
         self.assertEqual(len(said), 4)
 
 

@@ -19,9 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/report"))
 import counting  # noqa: E402
+import counting_tables  # noqa: E402
 import ladder  # noqa: E402
+from place import Place  # noqa: E402
 from results import Launch, ReportError, Repository  # noqa: E402
-from tables import Place  # noqa: E402
 
 PROGRAMS = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/cpu/bin"
 
@@ -110,7 +111,7 @@ class Comparison(unittest.TestCase):
         return Launch("04_vectorized", "v", "layernorm_forward", "fp32", 2, 8, kernel, 1, 32, 1, values)
 
     def cell(self, kernel: str, counter: str, counted: float, measured: float) -> str:
-        return counting.cell(counting.Comparison(self.launch(kernel), self.launch(kernel)), counter, counted, measured)
+        return counting_tables.cell(counting_tables.Comparison(self.launch(kernel), self.launch(kernel)), counter, counted, measured)
 
     def test_cells(self) -> None:
         self.assertEqual(self.cell("k", "global_load_requests", 10240, 10240), "10 240")
@@ -123,12 +124,12 @@ class Comparison(unittest.TestCase):
 
     def test_a_reason_that_another_launch_shows(self) -> None:
         """`f` and `g` are launched by two variants each; one launch of `f` has what is counted."""
-        def comparison(kernel: str, counted: float, measured: float, shape: int = 8) -> counting.Comparison:
-            return counting.Comparison(*(dataclasses.replace(self.launch(kernel, shared_load_wavefronts=value), cols=shape) for value in (counted, measured)))
+        def comparison(kernel: str, counted: float, measured: float, shape: int = 8) -> counting_tables.Comparison:
+            return counting_tables.Comparison(*(dataclasses.replace(self.launch(kernel, shared_load_wavefronts=value), cols=shape) for value in (counted, measured)))
 
-        found = counting.with_other_launches([comparison("f", 1000, 1240), comparison("f", 1000, 1010), comparison("f", 1000, 1240, 16),
+        found = counting_tables.with_other_launches([comparison("f", 1000, 1240), comparison("f", 1000, 1010), comparison("f", 1000, 1240, 16),
                                               comparison("g", 1000, 1240), comparison("g", 1000, 1300), comparison("f", 1000, 760)])
-        cells = [counting.cell(c, counter, *values) for c in found for counter, *values in c.pairs() if counter == "shared_load_wavefronts"]
+        cells = [counting_tables.cell(c, counter, *values) for c in found for counter, *values in c.pairs() if counter == "shared_load_wavefronts"]
         self.assertEqual(cells, ["**1 000, 1 240** (e)", "1 000 (+1.0 %)", "**1 000, 1 240** (not explained)",
                                  "**1 000, 1 240** (not explained)", "**1 000, 1 300** (not explained)", "**1 000, 760** (not explained)"])
 
@@ -137,9 +138,9 @@ class Comparison(unittest.TestCase):
         repository = Repository(ROOT)
         place = Place(repository, ROOT / "docs/counting.md", {}, "h200")
         left = [f"{c.counted.name}, {counter}: {counted:g} counted, {measured:g} measured"
-                for c in counting.comparisons(place) if not (c.counted.stale or c.measured.stale)
+                for c in counting_tables.comparisons(place) if not (c.counted.stale or c.measured.stale)
                 for counter, counted, measured in c.pairs()
-                if counting.difference(counted, measured) > counting.CLOSE and not counting.reason_for(c, counter, counted, measured)]
+                if counting_tables.difference(counted, measured) > counting_tables.CLOSE and not counting_tables.reason_for(c, counter, counted, measured)]
         self.assertEqual(left, [])
 
     def test_drift_names_the_figure(self) -> None:

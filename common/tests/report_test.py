@@ -6,6 +6,7 @@ Each test makes a small repository of its own with invented results, and runs th
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import unittest
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -31,8 +33,9 @@ sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
 import bench
+import counters
 import drawings
-import figures
+import grid
 import markdown
 import pages
 import redraw
@@ -40,6 +43,7 @@ import results
 import source_hash
 import sync
 import tables
+from text import significant
 
 KERNELS_01 = """\
 // One thread per row.
@@ -469,7 +473,7 @@ class Figures(Playground):
     def test_significant_digits(self) -> None:
         for value, text in {0.081684: "0.0817", 8.0456: "8.05", 9.999: "10.0", 999.9: "1000", 4153.2: "4150", 0.0: "0",
                             1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3"}.items():
-            self.assertEqual(figures.significant(value), text)
+            self.assertEqual(significant(value), text)
 
 
 class Tables(Playground):
@@ -629,7 +633,7 @@ class Tables(Playground):
         self.assertEqual(lines[2], "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % | – |")
 
     def test_models(self) -> None:
-        widths = [(model.operation, model.cols) for model in tables.MODELS]
+        widths = [(model.operation, model.cols) for model in grid.MODELS]
         timings = [benchmark("02_tree", "fused", rows + cols / 1000, operation=operation, dtype="bf16", shape=f"{rows}x{cols}", share=0.25)
                    for operation, cols in widths for rows in (1, 4096)]
         odd = benchmark("02_tree", "fused", 7.0, operation=widths[0][0], dtype="bf16", shape=f"8x{widths[0][1]}")  # of one model only
@@ -1567,8 +1571,6 @@ class Plan(unittest.TestCase):
 
 class Counters(unittest.TestCase):
     def test_reads_the_profilers_table(self) -> None:
-        import counters
-
         printed = "\n".join([
             "==PROF== Connected", '"ID","Kernel Name","Block Size","Grid Size","dram__bytes_read.sum","smsp__inst_executed.sum"',
             '"","","","","byte","inst"', '"0","naive(float *)","(256, 1, 1)","(1,024, 2, 1)","4,194,304","n/a"',
@@ -1579,8 +1581,6 @@ class Counters(unittest.TestCase):
         self.assertEqual(counters.product("(1024, 2, 1)"), 2048)
 
     def test_a_stage_takes_the_place_of_what_was_captured_before(self) -> None:
-        import counters
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "h200.json"
             entry = lambda stage, value: {"stage": stage, "value": value}  # noqa: E731
@@ -1637,6 +1637,42 @@ class Pages(Playground):
         self.assertEqual(nav[1]["The ladder"][0], {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]})
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
         self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
+
+
+class Imports(unittest.TestCase):
+    """The modules of common/report import each other at the top of their files, and in one direction."""
+
+    def test_none_is_hidden_in_a_function(self) -> None:
+        modules = {path.stem: ast.parse(path.read_bytes()) for path in REPORT.glob("*.py")}
+        functions = [(name, node) for name, tree in modules.items() for node in ast.walk(tree)
+                     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        hidden = [f"{name}.{function.name} imports {imported}" for name, function in functions
+                  for imported in sorted(modules_imported_in(function) & set(modules))]
+        self.assertEqual(hidden, [])
+
+    def test_they_make_no_circle(self) -> None:
+        modules = {path.stem: ast.parse(path.read_bytes()) for path in REPORT.glob("*.py")}
+        graph = {name: modules_imported_in(tree) & set(modules) for name, tree in modules.items()}
+        self.assertIn("text", graph["tables"])
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            self.fail(" imports ".join(reversed(error.args[1])))
+
+    def test_what_all_share_imports_nothing_of_the_others(self) -> None:
+        modules = {path.stem for path in REPORT.glob("*.py")}
+        for name in ("text", "grid"):
+            self.assertEqual(modules_imported_in(ast.parse((REPORT / f"{name}.py").read_bytes())) & modules, set())
+
+
+def modules_imported_in(code: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found
 
 
 class Committed(unittest.TestCase):
