@@ -5,8 +5,8 @@
     python3 common/report/counting.py --programs build/cpu/bin --check    says whether it would be written differently
 
 The counts are those of every stage and variant at the shapes that counters.py has measured, and they are the same on
-every machine. docs/counting.md shows them beside docs/counters/<gpu>.json (counting_tables.py). --check leaves out the stages whose kernels
-are not those that were counted: their figures are marked in the tables.
+every machine. docs/counting.md shows them beside docs/counters/<gpu>.json (counting_tables.py). --check leaves out the
+stages whose kernels are not those that were counted: their figures are marked in the tables.
 """
 
 from __future__ import annotations
@@ -31,31 +31,47 @@ def kernels_of(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The launches of one counted run, each with its counts by flat names."""
     for kernel in entry["kernels"]:
         totals = kernel["counts"]
-        flat = {f"{operation}_{key}": value for operation, counts in totals.items() for key, value in counts.items() if value}
+        flat = {
+            f"{operation}_{key}": value for operation, counts in totals.items()
+            for key, value in counts.items()
+            if value
+        }
         yield {
-            **{key: entry[key] for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "bytes")},
+            **{
+                key: entry[key] for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "bytes")
+            },
             "kernel": kernel["kernel"],
             "blocks": kernel["grid"][0] * kernel["grid"][1] * kernel["grid"][2],
             "threads": kernel["block"][0] * kernel["block"][1] * kernel["block"][2],
             "cluster": kernel["cluster"],
             "dram_read_bytes": kernel["dram_read_bytes"],
             "dram_write_bytes": kernel["dram_write_bytes"],
-            **{f"read_{memory['name']}_bytes": memory["bytes_read"] for memory in kernel["memory"] if memory["bytes_read"]},
+            **{
+                f"read_{memory['name']}_bytes": memory["bytes_read"]
+                for memory in kernel["memory"]
+                if memory["bytes_read"]
+            },
             **flat,
         }
 
 
-def count(program: Program, flags: list[str], environment: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def count(
+    program: Program, flags: list[str], environment: dict[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The launches of a stage's program with these flags, and what it was built from: the hash of its kernels, and the
     commit. Raises ReportError where it finds something wrong."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         command = [str(program.path), "--count", "--input", "normal", *flags, "--json", str(file)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            env=os.environ | environment,
+        )
         if done.returncode != 0:
             raise ReportError(f"{program.stage} {' '.join(flags)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
         document = json.loads(file.read_text(encoding="utf-8"))
-    return [kernel for entry in document["counts"] for kernel in kernels_of(entry)], {key: document["context"][key] for key in ("source_hash", "commit")}
+    built_from = {key: document["context"][key] for key in ("source_hash", "commit")}
+    return [kernel for entry in document["counts"] for kernel in kernels_of(entry)], built_from
 
 
 def measured_launches(repository: Repository, gpu: str) -> dict[str, list[Launch]]:
@@ -72,7 +88,7 @@ def name_of(kernel: dict[str, Any]) -> str:
 def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[str, Any]:
     """The counts of all stages at the shapes of counters.py, on as many multiprocessors as the GPU has.
 
-    Where a kernel's grid follows from how many blocks a multiprocessor holds, which a CPU cannot know (it hangs on
+    Where a kernel's grid follows from how many blocks a multiprocessor holds, which a CPU cannot know (it depends on
     registers), it is told what the GPU held."""
     measured = measured_launches(repository, gpu)
     multiprocessors = int(repository.counters(gpu).context["multiprocessors"])
@@ -85,7 +101,8 @@ def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[s
             if len(beside) != 1 or beside[0].stale or beside[0].blocks == kernel["blocks"]:
                 continue
             held = -(-beside[0].blocks // multiprocessors)
-            flags = ["--shapes", f"{kernel['rows']}x{kernel['cols']}", "--dtype", kernel["dtype"], "--variant", kernel["variant"]]
+            flags = ["--shapes", f"{kernel['rows']}x{kernel['cols']}"]
+            flags += ["--dtype", kernel["dtype"], "--variant", kernel["variant"]]
             again, _ = count(program, flags, device | {"WORKLOG_SIMT_BLOCKS_PER_MULTIPROCESSOR": str(held)})
             same = [k for k in again if name_of(k) == name_of(kernel)]
             if len(same) == 1:
@@ -117,8 +134,15 @@ def drift(committed: dict[str, Any], now: dict[str, Any], is_old: Callable[[dict
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=Path, default=ROOT / "build/cpu/bin", help="folder of the stages' programs (default: build/cpu/bin)")
-    parser.add_argument("--gpu", default="h200", help="whose number of multiprocessors and blocks is taken (default: h200)")
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=ROOT / "build/cpu/bin",
+        help="folder of the stages' programs (default: build/cpu/bin)",
+    )
+    parser.add_argument(
+        "--gpu", default="h200", help="whose number of multiprocessors and blocks is taken (default: h200)"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
     repository = Repository(ROOT)
@@ -136,7 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for sentence in found:
         print(sentence)
-    print(f"{COUNTS}: {'as it is counted now' if not found else f'{len(found)} figures have drifted; without --check they are written anew'}")
+    drifted = f"{len(found)} figures have drifted; without --check they are written anew"
+    print(f"{COUNTS}: {drifted if found else 'as it is counted now'}")
     return 1 if found else 0
 
 

@@ -46,19 +46,42 @@ class Reason:
 
 
 REASONS = [
-    Reason("a", r"(layernorm_(reload|cached|textbook|chan)|add_rows)<", r"global_store_(requests|sectors)",
-           "The source stores a vector of 16 bytes where it is whole, and its elements one by one where it is not. nvcc merges the two "
-           "branches, and what goes out is a store for each 4 bytes. The CPU's compiler keeps the 16-byte store that the source has"),
-    Reason("b", r"", r"shared_(load|store)_wavefronts",
-           "The banks of shared memory are those of the L1 cache. A pass that loses its turn to data arriving from L2 is counted again, "
-           "so that the hardware's figure is a little higher, and not the same in every run", most=0.08, more=True),
-    Reason("c", r"RmsNormSteps<", r"shared_load_wavefronts",
-           "RMSNorm uses one float of the four that a warp's moments have. nvcc reads that one, in half the wavefronts; the CPU's compiler reads all"),
-    Reason("d", r"dx_and_atomics<(__half|__nv_bfloat16)", r"global_load_(requests|sectors)",
-           "The source reads an element of dy twice in a row. nvcc reads it once, the CPU's compiler only where it has 32 bits"),
-    Reason("e", r"", r"shared_load_wavefronts",
-           "As b, where it is more than 8 %. The same kernel, launched by another variant for the same shape, has the figure that is counted",
-           more=True, elsewhere=True),
+    Reason(
+        "a",
+        r"(layernorm_(reload|cached|textbook|chan)|add_rows)<",
+        r"global_store_(requests|sectors)",
+        "The source stores a vector of 16 bytes where it is whole, and its elements one by one where it is not. nvcc "
+        "merges the two branches, and what goes out is a store for each 4 bytes. The CPU's compiler keeps the 16-byte "
+        "store that the source has",
+    ),
+    Reason(
+        "b", r"",
+        r"shared_(load|store)_wavefronts",
+        "The banks of shared memory are those of the L1 cache. A pass that loses its turn to data arriving from L2 is "
+        "counted again, so that the hardware's figure is a little higher, and not the same in every run",
+        most=0.08, more=True,
+    ),
+    Reason(
+        "c",
+        r"RmsNormSteps<",
+        r"shared_load_wavefronts",
+        "RMSNorm uses one float of the four that a warp's moments have. nvcc reads that one, in half the wavefronts; "
+        "the CPU's compiler reads all",
+    ),
+    Reason(
+        "d",
+        r"dx_and_atomics<(__half|__nv_bfloat16)",
+        r"global_load_(requests|sectors)",
+        "The source reads an element of dy twice in a row. nvcc reads it once, the CPU's compiler only where it has 32 "
+        "bits",
+    ),
+    Reason(
+        "e", r"",
+        r"shared_load_wavefronts",
+        "As b, where it is more than 8 %. The same kernel, launched by another variant for the same shape, has the "
+        "figure that is counted",
+        more=True, elsewhere=True,
+    ),
 ]
 
 
@@ -66,7 +89,8 @@ REASONS = [
 class Comparison:
     counted: Launch
     measured: Launch
-    agrees_elsewhere: frozenset[str] = frozenset()  # counters that agree in another launch of this kernel, of the same shape
+    # Counters that agree in another launch of this kernel, of the same shape.
+    agrees_elsewhere: frozenset[str] = frozenset()
 
     def pairs(self) -> Iterator[tuple[str, float, float]]:
         for counter, (_, parts) in COMPARED.items():
@@ -107,7 +131,11 @@ def with_other_launches(found: list[Comparison]) -> list[Comparison]:
         for counter, counted, measured in comparison.pairs():
             if difference(counted, measured) <= CLOSE:
                 agreeing.setdefault(key(comparison), []).append((comparison, counter))
-    return [replace(c, agrees_elsewhere=frozenset(counter for other, counter in agreeing.get(key(c), []) if other is not c)) for c in found]
+
+    def elsewhere(c: Comparison) -> frozenset[str]:
+        return frozenset(counter for other, counter in agreeing.get(key(c), []) if other is not c)
+
+    return [replace(c, agrees_elsewhere=elsewhere(c)) for c in found]
 
 
 def reason_for(comparison: Comparison, counter: str, counted: float, measured: float) -> Reason | None:
@@ -128,7 +156,8 @@ def cell(comparison: Comparison, counter: str, counted: float, measured: float) 
     if difference(counted, measured) <= CLOSE:
         return f"{number_text(counted)} ({(measured - counted) / counted:+.1%})".replace("%", " %")
     reason = reason_for(comparison, counter, counted, measured)
-    return f"**{number_text(counted)}, {number_text(measured)}** {f'({reason.letter})' if reason else '(not explained)'}"
+    why = f"({reason.letter})" if reason else "(not explained)"
+    return f"**{number_text(counted)}, {number_text(measured)}** {why}"
 
 
 def counted_beside_measured(place: Place) -> Table:
@@ -152,7 +181,10 @@ def counted_beside_measured(place: Place) -> Table:
     stale = any(c.counted.stale or c.measured.stale for c in found)
     head = ["", "variant", "kernel", "type", "shape", *(title for title, _ in COMPARED.values())]
     notes = [f"{reason.letter}: {reason.text}" for reason in REASONS if reason.letter in letters]
-    what = "One figure: counted and measured are the same; with a percentage: the hardware counted so much more; two: counted, measured"
+    what = (
+        "One figure: counted and measured are the same; with a percentage: the hardware counted so much more; two: "
+        "counted, measured"
+    )
     return Table(markdown_table(head, lines, 5) + caption([what, *notes, missing], stale), stale)
 
 
@@ -170,15 +202,22 @@ def counted_summary(place: Place) -> Table:
         row = [0] * 5
         for comparison in of_stage:
             for counter, counted, measured in comparison.pairs():
-                kind = 1 if counted == measured else 2 if difference(counted, measured) <= CLOSE else 3 if reason_for(comparison, counter, counted, measured) else 4
                 row[0] += 1
-                row[kind] += 1
+                if counted == measured:
+                    row[1] += 1
+                elif difference(counted, measured) <= CLOSE:
+                    row[2] += 1
+                elif reason_for(comparison, counter, counted, measured):
+                    row[3] += 1
+                else:
+                    row[4] += 1
         totals = [a + b for a, b in zip(totals, row)]
         lines.append([dagger(stage, old), *map(str, row)])
     lines.append(["all", *map(str, totals)])
     head = ["stage", "figures compared", "equal", "within 2 %", "explained", "not explained"]
     origin = source_note(place, [place.repository.counters(place.gpu)])
-    return Table(markdown_table(head, lines) + caption(["Counted on the CPU layer: " + place.link(place.repository.root / COUNTS), *origin], stale), stale)
+    notes = ["Counted on the CPU layer: " + place.link(place.repository.root / COUNTS), *origin]
+    return Table(markdown_table(head, lines) + caption(notes, stale), stale)
 
 
 def counting_table(place: Place) -> Table:

@@ -7,10 +7,11 @@ A key is one of
     peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
     data/article_worklog/naive                                      a figure in docs/data/
     counters/04_vectorized/cached/layernorm_forward/fp32/1024x1024  what the hardware counted of it, with counter=NAME
-    compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one process; compare/best: that of
-                                                                    the fastest other library whose result was right
+    compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one
+                                                                    process; compare/best: that of the fastest other
+                                                                    library whose result was right
 
-`best` in the place of a variant or peer is the fastest one (of a check: the one with the smallest error).
+`best` instead of a variant or peer is the fastest one (of a check: the one with the smallest error).
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ COUNTERS = {
 HARDWARE = {"_bytes": "bytes", "_percent": "ratio", "_ns": "time"}
 HARDWARE_SIZE = {"bytes": 1.0, "ratio": 1e-2, "time": 1e-9, "count": 1.0}
 
-DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
-                   "error": "max_abs_error", "count": "differing", "bytes": "bytes"}
+DEFAULT_COUNTER = {
+    "time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
+    "error": "max_abs_error", "count": "differing", "bytes": "bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,9 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     side, _, cell = name.partition("/")
     found = repository.verdicts(gpu).get(cell)
     if not found or side not in ("ours", "best"):
-        raise ReportError(f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing")
+        raise ReportError(
+            f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing"
+        )
     stale = runs.is_stale(found.cell)
     if dimension != "ratio":
         return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)
@@ -153,12 +158,14 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
 
 
 def hardware_counter(repository: Repository, name: str, counter: str | None, gpu: str) -> Figure:
-    """A counter of all the kernels that a variant launches: sums add up, and what is a share is that of the longest kernel."""
+    """A counter of all the kernels that a variant launches: sums add up, and what is a share is that of the longest
+    kernel."""
     results = repository.counters(gpu)
     launches = [launch for launch in results.launches if launch.name == name]
     if not launches:
         near = difflib.get_close_matches(name, [launch.name for launch in results.launches], n=1, cutoff=0)
-        raise ReportError(f"{results.path.relative_to(repository.root)} has no '{name}'; the nearest there is '{near[0] if near else 'nothing'}'")
+        shown, nearest = results.path.relative_to(repository.root), near[0] if near else "nothing"
+        raise ReportError(f"{shown} has no '{name}'; the nearest there is '{nearest}'")
     if not counter or any(counter not in launch.values for launch in launches):
         raise ReportError(f"'{counter or ''}' is no counter of {name}; there are: {', '.join(launches[0].values)}")
     dimension = next((what for end, what in HARDWARE.items() if counter.endswith(end)), "count")

@@ -37,13 +37,13 @@ PEER_LABELS = {
     "torch.copy_": "copy",
 }
 
-# What an operation's time is held against: a copy, where it reads and writes one tensor each; else a stream of as many
+# What an operation's time is compared with: a copy, where it reads and writes one tensor each; else a stream of as many
 # reads and writes.
 COPY_LIKE = {"layernorm_forward", "rmsnorm_forward", "batchnorm_inference"}
 
 
 def baseline_of(operations: Iterable[str]) -> str:
-    """`copy` or `stream`: the name of what these operations' times are held against."""
+    """`copy` or `stream`: the name of what these operations' times are compared with."""
     return "copy" if set(operations) <= COPY_LIKE else "stream"
 
 
@@ -211,7 +211,7 @@ def number(entry: dict, key: str) -> float | None:
 
 
 def shape_name(rows: int, cols: int, pixels: int, layout: str = LAST) -> str:
-    """As benchmarks are named: 1024x4096, or 32x64x3136 where there are pixels, 32x64x3136-first where these come last."""
+    """As benchmarks are named: 1024x4096; 32x64x3136 where there are pixels, 32x64x3136-first where these come last."""
     return f"{rows}x{cols}x{pixels}{'-first' if layout == FIRST else ''}" if pixels > 1 else f"{rows}x{cols}"
 
 
@@ -311,7 +311,10 @@ def timings_of(document: dict, stale: bool) -> list[Timing]:
 
 def with_layout(timing: Timing, checks: Iterable[Check]) -> Timing:
     """Names of benchmarks did not always tell the layout; the checks beside them do, where they have but one."""
-    layouts = {c.layout for c in checks if (c.rows, c.cols, c.pixels) == (timing.rows, timing.cols, timing.pixels)} if timing.pixels > 1 else set()
+    if timing.pixels <= 1:
+        return timing
+    size = (timing.rows, timing.cols, timing.pixels)
+    layouts = {c.layout for c in checks if (c.rows, c.cols, c.pixels) == size}
     return replace(timing, layout=layouts.pop()) if len(layouts) == 1 else timing
 
 
@@ -334,7 +337,10 @@ def launch_of(entry: dict, values: dict, stale: bool) -> Launch:
     return Launch(
         **{key: entry[key] for key in ("stage", "variant", "operation", "dtype", "kernel")},
         **{key: int(entry[key]) for key in whole},
-        values={key: float(value) for key, value in values.items() if isinstance(value, (int, float)) and not isinstance(value, bool)},
+        values={
+            key: float(value) for key, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        },
         pixels=int(entry.get("pixels", 1)),
         stale=stale,
     )
@@ -373,7 +379,8 @@ class Repository:
     def results_in(self, path: Path, stage: str | None = None) -> ResultFile:
         """A results file, wherever it lies. Figures are stale that are not of what `stage` launches as it stands."""
         document = read_json(path, self.root)
-        context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
+        told = document.get("context", {})
+        context = {key: str(value) for key, value in told.items() if not isinstance(value, (list, dict))}
         recorded = launched.recorded(document)
 
         def is_old(case: str) -> bool:
@@ -401,7 +408,7 @@ class Repository:
         for row in document["timings"]:
             if "error" in row:
                 continue
-            # The file counts BatchNorm's input twice, as a kernel of two passes reads it; our results count what must move.
+            # The file counts BatchNorm's input twice, as a kernel of two passes reads it; ours count what must move.
             counted = 2 / 3 if row["operation"] == "batchnorm_train" else 1
             timing = Timing(
                 PEERS, row["peer"], row["operation"], row["dtype"], row["rows"], row["cols"], row["timing"],

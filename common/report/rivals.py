@@ -33,8 +33,9 @@ class Verdict:
 
     @property
     def noise(self) -> float:
-        """Seconds that the two may differ by without a meaning. The host's clock counts whatever else the host did, and events
-        are tenths of a microsecond off, which a small kernel shows. A few samples that are far off make no loss level."""
+        """Seconds that the two may differ by without a meaning. The host's clock counts whatever else the host did, and
+        events are tenths of a microsecond off, which a small kernel shows. A few samples that are far off make no loss
+        level."""
         if self.mode == "graph" or (self.mode != "python" and self.cell.tensor_bytes > SMALL_BYTES):
             return 0.0
         half_a_spread = max(self.seconds * self.spread, self.rival_seconds * self.rival_spread) / 2
@@ -67,8 +68,10 @@ def verdicts(document: dict[str, Any]) -> list[Verdict]:
             continue
         rival = min(others, key=lambda name: others[name]["median_seconds"])
         ours, best = entries[OURS], others[rival]
-        found.append(Verdict(cell, mode, ours["median_seconds"], rival, best["median_seconds"], ours.get("share_of_copy"),
-                             ours.get("spread", 0.0), best.get("spread", 0.0)))
+        found.append(Verdict(
+            cell, mode, ours["median_seconds"], rival, best["median_seconds"], ours.get("share_of_copy"),
+            ours.get("spread", 0.0), best.get("spread", 0.0),
+        ))
     return found
 
 
@@ -76,9 +79,12 @@ def report(found: Sequence[Verdict]) -> Iterator[str]:
     """A line for each operation and mode, then the cells that are lost."""
     for (operation, mode), group in grouped(found).items():
         outcomes = [v.outcome for v in group]
+        counts = ", ".join(f"{outcome} {outcomes.count(outcome):3}" for outcome in ("won", "level", "lost"))
         worst = min(group, key=lambda v: v.ahead)
-        yield (f"{operation:24} {mode:6} won {outcomes.count('won'):3}, level {outcomes.count('level'):3}, lost {outcomes.count('lost'):3}; "
-               f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.rows}x{worst.cell.cols}")
+        yield (
+            f"{operation:24} {mode:6} {counts}; "
+            f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.rows}x{worst.cell.cols}"
+        )
     for v in sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead):
         yield f"lost: {v.cell.name} {v.mode}: {v.seconds * 1e6:.2f} us, {v.rival} {v.rival_seconds * 1e6:.2f} us"
 
@@ -91,14 +97,15 @@ def grouped(found: Iterable[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
     return {key: group for key, group in groups.items() if group}
 
 
-# --- Where a cell comes from -------------------------------------------------------------------------------------------
+# --- Where a cell comes from ------------------------------------------------------------------------------------------
 class Runs:
     """The runs of compare.py that a document's cells come from: the last, and those before it of which cells were left
     as they were. `is_current` is that of the Repository."""
 
     def __init__(self, document: dict[str, Any], is_current: Callable[..., bool]) -> None:
         self.contexts = [document["context"], *(run["context"] for run in document.get("earlier", []))]
-        self._run_of = {name: number for number, run in enumerate(document.get("earlier", []), 1) for name in run["cells"]}
+        earlier = enumerate(document.get("earlier", []), 1)
+        self._run_of = {name: number for number, run in earlier for name in run["cells"]}
         self._recorded = launches.recorded(document)
         timed = (cell_of(entry["name"]) for entry in document["benchmarks"])
         self._cells = {cell for variant, cell, _ in timed if variant == OURS}
@@ -120,4 +127,5 @@ class Runs:
         return [self.contexts[number] for number in sorted({self._run_of.get(cell.name, 0) for cell in cells})]
 
     def origin(self, cells: Iterable[Cell]) -> str:
-        return "; ".join(f"{context['date'][:10]}, commit {context.get('commit', '')[:10]}" for context in self.of(cells))
+        runs = self.of(cells)
+        return "; ".join(f"{run['date'][:10]}, commit {run.get('commit', '')[:10]}" for run in runs)

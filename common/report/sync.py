@@ -37,6 +37,11 @@ OPTIONS = {
 }
 
 
+PAGES = (
+    "README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md",
+    "common/library/python/README.md", "common/tests/*/README.md",
+)
+
 QUIET, BETWEEN = 2.0, 1.0  # seconds: before the first line of progress, and from one to the next
 
 
@@ -146,7 +151,9 @@ def sync_text(text: str, file: Path, repository: Repository,
         step()
         try:
             if region.is_inline and starts_html_block(text, text.rfind("<!--", 0, region.begin)):
-                raise ReportError("begins its line, which makes Markdown show the line unformatted; put a word before it")
+                raise ReportError(
+                    "begins its line, which makes Markdown show the line unformatted; put a word before it"
+                )
             content = content_of(region, file, repository)
         except ReportError as error:
             problems.append(Problem(region.line, region.marker, str(error)))
@@ -164,8 +171,7 @@ def sync_text(text: str, file: Path, repository: Repository,
 
 def documents(root: Path) -> Iterator[Path]:
     """Every Markdown file with regions to fill."""
-    for pattern in ("README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md", "common/library/python/README.md",
-                    "common/tests/*/README.md"):
+    for pattern in PAGES:
         yield from sorted(root.glob(pattern))
 
 
