@@ -542,7 +542,7 @@ def contenders_or_skip() -> Any:
 
 
 class FakeGpu:
-    """The CPU in the place of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the last."""
+    """The CPU instead of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the last."""
 
     device = "cpu"
     AHEAD, AHEAD_OF_BACKWARD = compare.Gpu.AHEAD, compare.Gpu.AHEAD_OF_BACKWARD
