@@ -2,7 +2,7 @@
 """./worklog exercise: write a stage's kernel before you read it, and have it checked.
 
     ./worklog exercise list              every exercise, and how far you are
-    ./worklog exercise start 02          copies the first one of stage 02 that is not solved yet to my/; 02.2 means the second
+    ./worklog exercise start 02          copies the first one of stage 02 that is unsolved to my/; 02.2 means the second
     ./worklog exercise check 02          builds and runs what you wrote, and says what is wrong with it
     ./worklog exercise hint 02           one hint more
     ./worklog exercise solution 02       how your file differs from the solution
@@ -79,7 +79,8 @@ def is_solved(exercise: Exercise) -> bool:
 
 
 def chosen(name: str, root: Path, begin: bool) -> Exercise:
-    """The exercise that a word means. Of a stage: the first that is not solved yet, to begin it; else the one at hand."""
+    """The exercise that a word means. Of a stage: the first that is not solved yet, to begin it; else the one at
+    hand."""
     candidates = find(name, root)
     unsolved = [each for each in candidates if not is_solved(each)]
     if begin:
@@ -94,9 +95,11 @@ def styled(text: str, code: str) -> str:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    lines = [textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-             for line in text.splitlines()]
-    return "\n".join(lines)
+    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    lines = text.splitlines()
+    return "\n".join(
+        textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=indent, **whole_words) for line in lines
+    )
 
 
 def shown(exercise: Exercise, path: Path | None = None) -> str:
@@ -138,7 +141,8 @@ def print_task(exercise: Exercise) -> None:
         words = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
         print(wrapped(f"to reach: {words} {judging.count_named(goal.count).phrase}", "  "))
     if exercise.speed and exercise.variant:
-        print(wrapped(f"on a GPU: {exercise.speed.at_least:.0%} of the speed of {exercise.variant} of stage {exercise.stage[:2]}", "  "))
+        share = f"{exercise.speed.at_least:.0%} of the speed"
+        print(wrapped(f"on a GPU: {share} of {exercise.variant} of stage {exercise.stage[:2]}", "  "))
 
 
 # --- The verbs -----------------------------------------------------------------------------------------------------
@@ -167,7 +171,8 @@ def workshop(root: Path, preset: str, folder: Path | None) -> Workshop:
     for name in dict.fromkeys((preset, "cpu")):
         build = root / "build" / name
         if not (build / "common/harness/libworklog_harness.a").is_file():
-            print(f"Building the parts that all exercises share, into build/{name}: once, for a minute or two.", flush=True)
+            said = f"Building the parts that all exercises share, into build/{name}: once, for a minute or two."
+            print(said, flush=True)
             worklog(root, "build", "--preset", name, "exercise_parts")
         found[name] = Toolchain(root, build)
         found[name].make_parts()
@@ -183,7 +188,8 @@ def list_all(root: Path) -> int:
             stage = each.stage
             print(("\n" if each is not there[0] else "") + styled("bug hunt" if each.is_bug else stage, "1"))
         state = "solved" if is_solved(each) else "started" if each.mine.is_file() else ""
-        print(f"  {each.id:<7} {each.title:<{width}}  {'*' * each.difficulty:<3}  {each.minutes:>3} min  {state}".rstrip())
+        stars = "*" * each.difficulty
+        print(f"  {each.id:<7} {each.title:<{width}}  {stars:<3}  {each.minutes:>3} min  {state}".rstrip())
     first = next((each for each in there if not is_solved(each)), there[0])
     print(f"\n./worklog exercise start {first.id} begins one. * takes one idea, ** two, *** all that the stage has.")
     return 0
@@ -285,7 +291,9 @@ def hint(exercise: Exercise) -> int:
     hints = exercise.hints()
     given = min(int(read_progress(exercise.root).get(exercise.id, {}).get("hints", 0)), len(hints))
     if given == len(hints):
-        print(f"That was the last hint; here it is again. ./worklog exercise solution {exercise.id} shows the solution.\n")
+        print(
+            f"That was the last hint; here it is again. ./worklog exercise solution {exercise.id} shows the solution.\n"
+        )
         given -= 1
     print(styled(f"{exercise.id} {exercise.title}: hint {given + 1} of {len(hints)}", "1") + "\n")
     for paragraph in hints[given].split("\n\n"):
@@ -297,8 +305,9 @@ def hint(exercise: Exercise) -> int:
 def solution(exercise: Exercise) -> int:
     mine = exercise.mine if exercise.mine.is_file() else exercise.skeleton
     target = exercise.folder / "fixed.cuh" if exercise.is_bug else exercise.stage_source
-    lines = list(difflib.unified_diff(mine.read_text(encoding="utf-8", errors="replace").splitlines(), exercise.solution().splitlines(), shown(exercise, mine),
-                                      f"as {shown(exercise, target)} has it", lineterm=""))
+    own, theirs = mine.read_text(encoding="utf-8", errors="replace"), exercise.solution()
+    names = (shown(exercise, mine), f"as {shown(exercise, target)} has it")
+    lines = list(difflib.unified_diff(own.splitlines(), theirs.splitlines(), *names, lineterm=""))
     for line in lines:
         print(styled(line, {"+": "32", "-": "31", "@": "36"}.get(line[0], "0")) if line else line)
     if not lines:
@@ -307,9 +316,13 @@ def solution(exercise: Exercise) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="./worklog exercise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./worklog exercise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", choices=("cpu", "gpu"), default="cpu", help=argparse.SUPPRESS)
-    parser.add_argument("--build", type=Path, help="a configured build folder to use, in place of build/cpu or build/gpu")
+    parser.add_argument(
+        "--build", type=Path, help="a configured build folder to use, in place of build/cpu or build/gpu"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("verb", nargs="?", default="list", help="list, start, check, hint, solution or watch")
     parser.add_argument("exercise", nargs="?", help="02 or 02.1; bugs.1 of the bug hunt")
@@ -321,7 +334,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verb not in ("start", "check", "hint", "solution", "watch"):
             raise ExerciseError(f"there is no '{options.verb}'; there are list, start, check, hint, solution and watch")
         if options.exercise is None:
-            raise ExerciseError(f"{options.verb} needs an exercise: ./worklog exercise {options.verb} {all_exercises(options.root)[0].id} (list names them)")
+            raise ExerciseError(
+                f"{options.verb} needs an exercise: ./worklog exercise {options.verb} "
+                f"{all_exercises(options.root)[0].id} (list names them)"
+            )
         exercise = chosen(options.exercise, options.root, options.verb == "start")
         if options.verb == "start":
             return start(exercise, options.preset, options.build)

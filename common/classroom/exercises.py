@@ -102,7 +102,8 @@ class Exercise:
         if self.is_bug:
             return (self.folder / "fixed.cuh").read_text(encoding="utf-8")
         shown, stage_shown = (str(path.relative_to(self.root)) for path in (self.skeleton, self.stage_source))
-        return regions.solved(self.skeleton.read_text(encoding="utf-8"), self.stage_source.read_text(encoding="utf-8"), shown, stage_shown)
+        skeleton, stage = (path.read_text(encoding="utf-8") for path in (self.skeleton, self.stage_source))
+        return regions.solved(skeleton, stage, shown, stage_shown)
 
     def hints(self) -> list[str]:
         """The hints in order, as Markdown."""
@@ -131,10 +132,12 @@ def load(folder: Path, root: Path = ROOT) -> Exercise:
     if not match:
         raise ExerciseError(f"{folder.relative_to(root)}: an exercise's folder is named as 1_finish_the_tree is")
     speed, reason = data["speed"], data.get("reason")
-    return Exercise(root, folder, BUGS if is_bug else folder.parents[1].name, int(match[1]), data["title"], data["task"], data["minutes"],
-                    data["difficulty"], data["variant"], tuple(data["checks"]), data["counted"], tuple(map(goal_of, data["goals"])),
-                    Speed(speed["flags"], speed["at_least"]) if speed else None,
-                    Reason(reason["problem"], tuple(reason["says"])) if reason else None, data.get("source", SOURCE))
+    return Exercise(
+        root, folder, BUGS if is_bug else folder.parents[1].name, int(match[1]), data["title"], data["task"],
+        data["minutes"], data["difficulty"], data["variant"], tuple(data["checks"]), data["counted"],
+        tuple(map(goal_of, data["goals"])), Speed(speed["flags"], speed["at_least"]) if speed else None,
+        Reason(reason["problem"], tuple(reason["says"])) if reason else None, data.get("source", SOURCE),
+    )
 
 
 def goal_of(data: Mapping[str, Any]) -> Goal:
@@ -143,15 +146,21 @@ def goal_of(data: Mapping[str, Any]) -> Goal:
 
 def all_exercises(root: Path = ROOT) -> list[Exercise]:
     """Every exercise, in the order of the ladder, the bug hunt last."""
-    found = [load(file.parent, root) for pattern in ("[0-9][0-9]_*/exercise", str(BUG_FOLDER)) for file in root.glob(f"{pattern}/*/exercise.json")]
+    rooms = ("[0-9][0-9]_*/exercise", str(BUG_FOLDER))
+    found = [load(file.parent, root) for room in rooms for file in root.glob(f"{room}/*/exercise.json")]
     return sorted(found, key=lambda each: (each.is_bug, each.stage, each.number))
 
 
 def find(name: str, root: Path = ROOT) -> list[Exercise]:
-    """The exercises that a name means: one for "02.1" or "bugs.1", a stage's for "02" or its folder. Raises ExerciseError."""
+    """The exercises that a name means: one for "02.1" or "bugs.1", a stage's for "02" or its folder. Raises
+    ExerciseError."""
     there = all_exercises(root)
     word = name.rstrip("/").removeprefix("my/")
-    found = [each for each in there if word in (each.id, each.id.partition(".")[0], each.stage, f"{each.stage}/{each.folder.name}")]
+
+    def names_of(each: Exercise) -> tuple[str, ...]:
+        return each.id, each.id.partition(".")[0], each.stage, f"{each.stage}/{each.folder.name}"
+
+    found = [each for each in there if word in names_of(each)]
     if not found:
         raise ExerciseError(f"there is no exercise '{name}'; there are: {', '.join(each.id for each in there)}")
     return found

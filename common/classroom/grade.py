@@ -4,14 +4,14 @@
     ./worklog grade FOLDER                       every exercise that is found, of every student
     ./worklog grade FOLDER --exercise 02.1       one of them
     ./worklog grade FOLDER --jobs 8 --timeout 30 --memory 2048
-    ./worklog grade FOLDER --time                and on this machine's GPU, one after the other, the times of those that are solved
+    ./worklog grade FOLDER --time                and on this machine's GPU, one by one, the times of what is solved
 
 A submission is one kernels.cuh. It lies in FOLDER/STUDENT/ under the path that it has in my/, such as
 02_shared_reduction/1_finish_the_tree/kernels.cuh; where one exercise is named, FOLDER/STUDENT/kernels.cuh will do.
 
-Next to FOLDER, in FOLDER-graded (or --out): grades.csv, a report for each student, and what was found, by which the same
-command goes on where it was stopped. The exit code is 0 where all were graded, 1 where some could not be, 2 where the request cannot be met, and 130
-where it was stopped.
+Next to FOLDER, in FOLDER-graded (or --out): grades.csv, a report for each student, and what was found, by which the
+same command goes on where it was stopped. The exit code is 0 where all were graded, 1 where some could not be, 2 where
+the request cannot be met, and 130 where it was stopped.
 """
 
 from __future__ import annotations
@@ -47,14 +47,21 @@ from regions import RegionError
 from toolchain import Toolchain, build, linked, replaced
 from vetting import MOST_BYTES, Vetting
 
-WRAPPED = ("_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE", "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind", "_ZN4simt6detail4fillEPvim")
+WRAPPED = (
+    "_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE",
+    "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind",
+    "_ZN4simt6detail4fillEPvim",
+)
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
 TOUCHED_BY_HOST = 86  # exit code of submission.cpp
 NOT_REACHED = "the program ended before it came to this"  # as judge.cpp says it
 POINTS = {"results": 60, "findings": 15, "counts": 25}
 BONUS = 10  # for the speed on a GPU
-COLUMNS = ("student", "exercise", "verdict", "points", "of", "results_points", "findings_points", "counts_points", "bonus", "share_of_speed", "results_right", "results", "findings", "goals_met", "goals",
-           "reason", "seconds", "source_sha256")
+COLUMNS = (
+    "student", "exercise", "verdict", "points", "of", "results_points", "findings_points", "counts_points", "bonus",
+    "share_of_speed", "results_right", "results", "findings", "goals_met", "goals", "reason", "seconds",
+    "source_sha256",
+)
 MEANINGS = {
     "solved": "every result is right, nothing was found, every goal is met",
     "right": "every result is right; something was found, or a goal was missed",
@@ -89,7 +96,7 @@ class Grade:
     student: str
     exercise: str
     title: str
-    key: str  # of all that it hangs on
+    key: str  # of all that it depends on
     sha256: str
     verdict: str = "wrong"
     right: int = 0  # results
@@ -114,7 +121,8 @@ class Grade:
 
 def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Iterator[Submission]:
     """Every submission below a folder, by student and exercise."""
-    for student in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")):
+    students = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    for student in sorted(path for path in students if not path.name.startswith(".")):
         for exercise in chosen:
             inside = exercise.mine.relative_to(ROOT / "my")
             candidates = [student / inside, student / "my" / inside, *([student / SOURCE] if single else [])]
@@ -137,7 +145,7 @@ def read_untrusted(path: Path, most: int) -> bytes:
     return data
 
 
-# --- What is the same for all submissions of an exercise ---------------------------------------------------------------
+# --- What is the same for all submissions of an exercise --------------------------------------------------------------
 class Examination:
     """An exercise made ready: the judge's program, the tasks, the vetting."""
 
@@ -152,8 +160,8 @@ class Examination:
         self.counted_run = f"{exercise.counted} --input normal" if counted else None
         self.main = f'#line 1 "{exercise.main.relative_to(ROOT)}"\n' + exercise.main.read_text(encoding="utf-8")
         self.vetting = Vetting(exercise, replaced(grader.recipe.compile, "x", "x")[:-4]) if grader.vets else None
-        # The judge's program has the skeleton's kernels, which never run: it needs the names of the variants alone. It is
-        # compiled as a submission is, which shows that this can be done here.
+        # The judge's program has the skeleton's kernels, which never run: it needs the names of the variants alone. It
+        # is compiled as a submission is, which shows that this can be done here.
         built = grader.build(self, exercise.skeleton.read_bytes(), 0, folder / "judge", False, grader.judge_parts)
         if built.program is None:
             raise ExerciseError(f"the judge of {exercise.id} cannot be built here:\n{built.said}")
@@ -167,8 +175,10 @@ class Examination:
     def call_judge(self, verb: str, path: Path, flags: str, report: Path | None = None) -> Json:
         command = [str(self.judge), verb, str(path), *shlex.split(flags), "--seed", str(self.grader.seed)]
         command += ["--json", str(report)] if report else []
-        done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                              timeout=600, start_new_session=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", timeout=600, start_new_session=True, check=False,
+        )
         if done.returncode not in (0, 1) or (report and not report.is_file()):
             raise ExerciseError(f"the judge of {self.exercise.id} failed with {flags}:\n{done.stdout}")
         if report is None:
@@ -184,13 +194,17 @@ class Build:
     said: str
 
 
-# --- The grader --------------------------------------------------------------------------------------------------------
+# --- The grader -------------------------------------------------------------------------------------------------------
 class Grader:
-    def __init__(self, toolchain: Toolchain, sandbox: Sandbox, work: Path, out: Path, seed: int, timeout: int, memory: int, vets: bool = True) -> None:
+    def __init__(
+        self, toolchain: Toolchain, sandbox: Sandbox, work: Path, out: Path, seed: int, timeout: int, memory: int,
+        vets: bool = True,
+    ) -> None:
         """`timeout`: seconds of processor time of a run; `memory`: bytes. The toolchain's parts are made."""
         self.toolchain, self.sandbox, self.work, self.out = toolchain, sandbox, work, out
         self.seed, self.vets = seed, vets
-        self.recipe, self.counting_recipe = toolchain.recipe(False), toolchain.recipe(True) if toolchain.can_count else None
+        self.recipe = toolchain.recipe(False)
+        self.counting_recipe = toolchain.recipe(True) if toolchain.can_count else None
         # A machine that is busy with other submissions lets each wait: the time on the clock is only for what sleeps.
         self.compile_limits = Limits(timeout + 20, 4 * (timeout + 20), max(memory, 1024 * MEBIBYTE), processes=32)
         self.run_limits = Limits(timeout, 4 * timeout, memory)
@@ -221,7 +235,9 @@ class Grader:
         return key.hexdigest()[:24]
 
     # --- Building and running, in the sandbox ---
-    def build(self, examination: Examination, source: bytes, slot: int, folder: Path, counting: bool, parts: Sequence[str]) -> Build:
+    def build(
+        self, examination: Examination, source: bytes, slot: int, folder: Path, counting: bool, parts: Sequence[str]
+    ) -> Build:
         """A program of this source and the exercise's main.cu, in `folder`, which is made."""
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -236,10 +252,17 @@ class Grader:
         unit, program = made / "main.o", folder / "program"
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
         command[1:1] = [f"-I{inputs}", f"-ffile-prefix-map={inputs}=."]
-        command += ["-fmax-errors=3", "-fdiagnostics-color=never", "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000"]
+        command += [
+            "-fmax-errors=3",
+            "-fdiagnostics-color=never",
+            "-ftemplate-depth=256",
+            "-fconstexpr-ops-limit=5000000",
+        ]
         # The stages are there to be included by later ones; no folder above them is.
         readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*"))]
-        done = self.sandbox.run(command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt")
+        done = self.sandbox.run(
+            command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt"
+        )
         said = plain(done.output.replace(f"{inputs}/", "")).strip()
         if done.stopped_for:
             return Build(None, f"the compiler was stopped: too much {done.stopped_for}")
@@ -257,7 +280,10 @@ class Grader:
         link[link.index(str(own)) + 1 : link.index(str(own)) + 1] = [*parts]
         if parts == self.submission_parts:
             link += [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
-        linking = subprocess.run(link, cwd=recipe.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=120, check=False)
+        linking = subprocess.run(
+            link, cwd=recipe.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", timeout=120, check=False,
+        )
         if linking.returncode != 0:
             return Build(None, plain(linking.stdout[-3000:]))
         program.chmod(0o755)
@@ -276,10 +302,14 @@ class Grader:
             self.sandbox.give(file, slot)
         self.sandbox.give(box, slot)
         limits = self.run_limits
-        limits = Limits(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, reserved_bytes=COUNTER_RESERVES if counts else 0,
-                        file_bytes=2 * tasks.stat().st_size + 64 * MEBIBYTE)
-        done = self.sandbox.run([str(program), str(tasks), *map(str, files)], slot, limits, box, [program, tasks], files, output=folder / "printed.txt",
-                                environment={"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS)})
+        limits = Limits(
+            limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes,
+            reserved_bytes=COUNTER_RESERVES if counts else 0, file_bytes=2 * tasks.stat().st_size + 64 * MEBIBYTE,
+        )
+        done = self.sandbox.run(
+            [str(program), str(tasks), *map(str, files)], slot, limits, box, [program, tasks], files,
+            output=folder / "printed.txt", environment={"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS)},
+        )
         trusted = folder / "outcomes"
         try:
             trusted.write_bytes(read_untrusted(files[0], limits.file_bytes))
@@ -302,9 +332,15 @@ class Grader:
         try:
             source = read_untrusted(submission.path, MOST_BYTES)
         except ValueError as error:
-            grade = Grade(submission.student, exercise.id, exercise.title, "", "", "refused", problems=[{"kind": "refused", "text": str(error)}])
+            grade = Grade(
+                submission.student, exercise.id, exercise.title, "", "", "refused",
+                problems=[{"kind": "refused", "text": str(error)}],
+            )
             return finished(grade, begun)
-        grade = Grade(submission.student, exercise.id, exercise.title, self.key_of(exercise, source), hashlib.sha256(source).hexdigest())
+        grade = Grade(
+            submission.student, exercise.id, exercise.title, self.key_of(exercise, source),
+            hashlib.sha256(source).hexdigest(),
+        )
         folder = self.work / f"slot-{slot}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -335,7 +371,9 @@ class Grader:
         grade.warnings = built.said
         endings = []
         for number, flags in enumerate(examination.runs):
-            done, outcomes, _ = self.run(built.program, examination.tasks[number], slot, folder / f"run-{number}", False)
+            done, outcomes, _ = self.run(
+                built.program, examination.tasks[number], slot, folder / f"run-{number}", False
+            )
             grade.printed = plain(done.output) or grade.printed
             checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
             right = sum(check["verdict"] in ACCEPTED for check in checks)
@@ -344,12 +382,19 @@ class Grader:
             reached = [check for check in checks if check["error"] != NOT_REACHED]
             ending = ending_of(done, flags)
             if not ending and len(reached) < len(checks):
-                ending = {"kind": "report", "verdict": "ended early", "text": f"with {flags} the program ended with exit code 0, and {len(checks) - len(reached)} of {len(checks)} results were not there"}
+                ending = {
+                    "kind": "report",
+                    "verdict": "ended early",
+                    "text": f"with {flags} the program ended with exit code 0, and {len(checks) - len(reached)} of "
+                    f"{len(checks)} results were not there",
+                }
             if ending:
                 endings.append(ending)
                 grade.problems.append(ending)
             if not ending or right:
-                grade.problems += [{"kind": problem.kind, "text": plain(problem.text)} for problem in problems_of_checks(reached)]
+                grade.problems += [
+                    {"kind": problem.kind, "text": plain(problem.text)} for problem in problems_of_checks(reached)
+                ]
         if endings:
             grade.verdict = endings[0]["verdict"]
             grade.right = 0 if grade.verdict == "not by a kernel" else grade.right
@@ -361,7 +406,8 @@ class Grader:
         elif grade.right < grade.results:
             grade.verdict = "partly right" if grade.right else "wrong"
         else:
-            clean = grade.findings == 0 and grade.goals_met == grade.goals and not any(problem["kind"] == "uncounted" for problem in grade.problems)
+            uncounted = any(problem["kind"] == "uncounted" for problem in grade.problems)
+            clean = grade.findings == 0 and grade.goals_met == grade.goals and not uncounted
             grade.verdict = "solved" if clean else "right"
 
     def count(self, examination: Examination, source: bytes, slot: int, folder: Path, grade: Grade) -> None:
@@ -383,7 +429,10 @@ class Grader:
                 raise ValueError
             self.take_counts(exercise, entries, checks, grade)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError):
-            grade.problems.append({"kind": "uncounted", "text": "the program has written no counts, or none that can be read"})
+            grade.problems.append({
+                "kind": "uncounted",
+                "text": "the program has written no counts, or none that can be read",
+            })
 
     def take_counts(self, exercise: Exercise, entries: list[Json], checks: list[Json], grade: Grade) -> None:
         texts: list[str] = []
@@ -401,27 +450,34 @@ class Grader:
             grade.problems.append({"kind": "uncounted", "text": text})
             return
         if not are_right:
-            grade.goal_lines = ["goals are held against kernels whose results are right"]
+            grade.goal_lines = ["goals are checked on kernels whose results are right"]
             return
         for goal in exercise.goals:
             values = [float(count_named(goal.count).of(entry)) for entry in entries]
-            met = (goal.at_most is None or max(values) <= goal.at_most) and (goal.at_least is None or min(values) >= goal.at_least)
+            met = goal.at_most is None or max(values) <= goal.at_most
+            met = met and (goal.at_least is None or min(values) >= goal.at_least)
             worst = max(values) if goal.at_most is not None else min(values)
-            wanted = " and ".join(f"{words} {bound:g}" for words, bound in (("at most", goal.at_most), ("at least", goal.at_least)) if bound is not None)
+            bounds = {"at most": goal.at_most, "at least": goal.at_least}
+            wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
             grade.goals_met += met
-            grade.goal_lines.append(f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)" + ("" if met else f" {goal.because}"))
+            line = f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)"
+            grade.goal_lines.append(line + ("" if met else f" {goal.because}"))
 
 
 def plain(text: str) -> str:
     """Without the namespaces in front of names, and the grader's folders in front of the student's file."""
-    return re.sub(r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: |\./(?=kernels\.cuh|\./)|[^\s'`]*/worklog-grade-\w+/(?:[\w-]+/)*", "", text)
+    in_front = r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: |\./(?=kernels\.cuh|\./)|[^\s'`]*/worklog-grade-\w+/(?:[\w-]+/)*"
+    return re.sub(in_front, "", text)
 
 
 def made_elsewhere(entries: Sequence[Json]) -> str:
     """Why the right results of a counted run cannot come from its kernels; empty where they can."""
     for entry in entries:
         if entry["not_written"]:
-            return f"the results are right, but no kernel has written {entry['not_written']} of their bytes, as far as was counted"
+            return (
+                f"the results are right, but no kernel has written {entry['not_written']} of their bytes, as far as "
+                "was counted"
+            )
         read: dict[str, float] = {}
         for kernel in entry["kernels"]:
             for memory in kernel["memory"]:
@@ -438,16 +494,33 @@ def ending_of(done: Outcome, flags: str) -> Json | None:
     """What is wrong with the way that a run has ended, with the verdict that it means."""
     printed = f"\n{plain(done.output.strip())[-800:]}" if done.output.strip() else ""
     if done.timed_out:
-        return {"kind": "hang", "verdict": "does not end", "text": f"with {flags} the program had not ended after {done.seconds:.0f} s"}
+        return {
+            "kind": "hang",
+            "verdict": "does not end",
+            "text": f"with {flags} the program had not ended after {done.seconds:.0f} s",
+        }
     if done.stopped_for:
         what = "took too much memory" if done.stopped_for == "memory" else "printed too much"
         return {"kind": done.stopped_for, "verdict": "stopped", "text": f"with {flags} the program {what}"}
     if done.code == TOUCHED_BY_HOST:
-        return {"kind": "crash", "verdict": "not by a kernel", "text": f"with {flags}: host code has read or written device memory; on a GPU that is a crash, since only kernels can reach it"}
+        return {
+            "kind": "crash",
+            "verdict": "not by a kernel",
+            "text": f"with {flags}: host code has read or written device memory; on a GPU that is a crash, since only "
+            "kernels can reach it",
+        }
     if done.signal is not None:
-        return {"kind": "crash", "verdict": "crashed", "text": f"with {flags} the program was ended by {signal_name(done.signal)}{printed}"}
+        return {
+            "kind": "crash",
+            "verdict": "crashed",
+            "text": f"with {flags} the program was ended by {signal_name(done.signal)}{printed}",
+        }
     if done.code != 0:
-        return {"kind": "report", "verdict": "ended early", "text": f"with {flags} the program ended with exit code {done.code}{printed}"}
+        return {
+            "kind": "report",
+            "verdict": "ended early",
+            "text": f"with {flags} the program ended with exit code {done.code}{printed}",
+        }
     return None
 
 
@@ -482,7 +555,9 @@ def gpu_toolchain() -> Toolchain:
     if subprocess.run("nvidia-smi -L", shell=True, capture_output=True, check=False).returncode != 0:
         raise ExerciseError("--time needs a GPU, and there is no GPU here")
     if not (ROOT / "build/gpu/build.ninja").is_file():
-        raise ExerciseError("--time needs the gpu build: ./worklog build --preset gpu exercise_parts makes what it takes")
+        raise ExerciseError(
+            "--time needs the gpu build: ./worklog build --preset gpu exercise_parts makes what it takes"
+        )
     toolchain = Toolchain(ROOT, ROOT / "build/gpu")
     toolchain.make_parts()
     return toolchain
@@ -506,7 +581,7 @@ def points_of(grade: Grade) -> dict[str, float]:
     return points
 
 
-# --- What is written ---------------------------------------------------------------------------------------------------
+# --- What is written --------------------------------------------------------------------------------------------------
 def write_whole(path: Path, text: str) -> None:
     """As a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -516,7 +591,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    return "".join(character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for character in text
+    )
 
 
 def fenced(text: str) -> str:
@@ -540,23 +618,42 @@ def csv_of(grades: Sequence[Grade]) -> str:
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(COLUMNS)
     for grade in grades:
-        reason = grade.problems[0]["text"] if grade.problems else next((line for line in grade.goal_lines if line.startswith("missed")), "")
-        writer.writerow([cell(each) for each in (
-            grade.student, grade.exercise, grade.verdict, number(grade.total), sum(POINTS.values()), *(number(grade.points[name]) for name in POINTS),
-            number(grade.bonus), "" if grade.share is None else f"{grade.share:.3f}", grade.right, grade.results, grade.findings, grade.goals_met, grade.goals, reason[:300], grade.seconds, grade.sha256)])
+        missed = (line for line in grade.goal_lines if line.startswith("missed"))
+        reason = grade.problems[0]["text"] if grade.problems else next(missed, "")
+        row = (
+            grade.student, grade.exercise, grade.verdict, number(grade.total), sum(POINTS.values()),
+            *(number(grade.points[name]) for name in POINTS), number(grade.bonus),
+            "" if grade.share is None else f"{grade.share:.3f}", grade.right, grade.results, grade.findings,
+            grade.goals_met, grade.goals, reason[:300], grade.seconds, grade.sha256,
+        )
+        writer.writerow([cell(each) for each in row])
     return sink.getvalue()
 
 
 def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int) -> str:
     total, most = sum(grade.total for grade in grades), len(grades) * sum(POINTS.values())
-    lines = [f"# {printable(student)}: {number(total)} of {most} points", "", "| exercise | verdict | points | results | findings | goals |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        f"# {printable(student)}: {number(total)} of {most} points",
+        "",
+        "| exercise | verdict | points | results | findings | goals |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for grade in grades:
-        lines.append(f"| {grade.exercise} {grade.title} | {grade.verdict} | {number(grade.total)} | {grade.right} of {grade.results} | {grade.findings if grade.counted else '–'} | {grade.goals_met} of {grade.goals} |")
+        lines.append(
+            f"| {grade.exercise} {grade.title} | {grade.verdict} | {number(grade.total)} | {grade.right} of "
+            f"{grade.results} | {grade.findings if grade.counted else '–'} | {grade.goals_met} of {grade.goals} |"
+        )
     for grade in grades:
         parts = ", ".join(f"{name} {number(grade.points[name])} of {most}" for name, most in POINTS.items())
-        lines += ["", f"## {grade.exercise} {grade.title}: {grade.verdict}", "", f"{MEANINGS[grade.verdict].capitalize()}. Points: {parts}.".replace("Points: results", "Points for results")]
+        meaning = f"{MEANINGS[grade.verdict].capitalize()}. Points: {parts}."
+        lines += ["", f"## {grade.exercise} {grade.title}: {grade.verdict}", ""]
+        lines += [meaning.replace("Points: results", "Points for results")]
         if grade.share is not None:
-            lines += ["", f"On this machine's GPU: {grade.share:.0%} of the speed of the stage's own variant, {number(grade.bonus)} of {BONUS} points more."]
+            lines += [
+                "",
+                f"On this machine's GPU: {grade.share:.0%} of the speed of the stage's own variant, "
+                f"{number(grade.bonus)} of {BONUS} points more.",
+            ]
         for problem in grade.problems:
             lines += ["", f"**{problem['kind'].replace('_', ' ')}**", "", fenced(problem["text"][-3000:])]
         if grade.goal_lines:
@@ -564,7 +661,8 @@ def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int
         if grade.warnings:
             lines += ["", "The compiler warned:", "", fenced(grade.warnings[:1500])]
         if grade.printed.strip() and grade.verdict != "solved":
-            lines += ["", "The end of what the program printed, none of which counts:", "", fenced(grade.printed[-800:])]
+            lines += ["", "The end of what the program printed, none of which counts:", ""]
+            lines += [fenced(grade.printed[-800:])]
     lines += ["", "---", "", f"Graded with seed {seed}. {sandbox.way.note}", ""]
     return "\n".join(lines)
 
@@ -580,19 +678,32 @@ def kept(path: Path) -> Grade | None:
         return None
 
 
-# --- The command -------------------------------------------------------------------------------------------------------
+# --- The command ------------------------------------------------------------------------------------------------------
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./worklog grade", description="Grades a folder of submissions.")
     parser.add_argument("folder", type=Path, help="a folder with a folder for each student")
     parser.add_argument("--exercise", help="one exercise, such as 02.1, or a stage's, 02; all that are found otherwise")
     parser.add_argument("--out", type=Path, help="where the grades go (FOLDER-graded)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="submissions at the same time")
-    parser.add_argument("--timeout", type=int, default=20, help="seconds of processor time for a run, and four times as many on the clock; 20 more for the compiler")
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=20,
+        help="seconds of processor time for a run, and four times as many on the clock; 20 more for the compiler",
+    )
     parser.add_argument("--memory", type=int, default=2048, help="MiB that a run may take")
-    parser.add_argument("--isolation", choices=("auto", "bubblewrap", "limits"), default="auto", help="how programs are kept apart")
+    parser.add_argument(
+        "--isolation", choices=("auto", "bubblewrap", "limits"), default="auto", help="how programs are kept apart"
+    )
     parser.add_argument("--seed", type=int, help="of the inputs; drawn where none is given, and kept")
-    parser.add_argument("--time", action="store_true", help="time what is solved on this machine's GPU, for up to 10 points more")
-    parser.add_argument("--no-vetting", action="store_true", help="compile sources that hold macros, other includes and calls of the C library")
+    parser.add_argument(
+        "--time", action="store_true", help="time what is solved on this machine's GPU, for up to 10 points more"
+    )
+    parser.add_argument(
+        "--no-vetting",
+        action="store_true",
+        help="compile sources that hold macros, other includes and calls of the C library",
+    )
     parser.add_argument("--again", action="store_true", help="grade what has a grade already")
     parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -621,23 +732,34 @@ def grade_all(options: argparse.Namespace) -> int:
     chosen = find(options.exercise) if options.exercise else all_exercises()
     found = list(submissions(options.folder.resolve(), chosen, len(chosen) == 1))
     if not found:
-        raise ExerciseError(f"there is no submission in {options.folder}: STUDENT/{chosen[0].mine.relative_to(ROOT / 'my')} is where one would lie")
+        raise ExerciseError(
+            f"there is no submission in {options.folder}: STUDENT/{chosen[0].mine.relative_to(ROOT / 'my')} is where "
+            "one would lie"
+        )
     if options.time and options.no_vetting:
-        raise ExerciseError("--time runs programs outside of the sandbox, and so only those that were vetted: it does not go with --no-vetting")
+        raise ExerciseError(
+            "--time runs programs outside of the sandbox, and so only those that were vetted: it does not go with "
+            "--no-vetting"
+        )
     timing = gpu_toolchain() if options.time else None
     toolchain = Toolchain(ROOT, options.build)
     toolchain.make_parts(("grading_parts",))
     sandbox = Sandbox(options.isolation)
-    print(f"{len(found)} submissions of {len({each.student for each in found})} students. {sandbox.way.note}", flush=True)
+    students = {each.student for each in found}
+    print(f"{len(found)} submissions of {len(students)} students. {sandbox.way.note}", flush=True)
     seed = seed_of(options, out)
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
-    write_whole(out / "grading.json", json.dumps({"seed": seed, "isolation": sandbox.way.name, "as_root": sandbox.way.as_root, "vetting": not options.no_vetting,
-                                                  "timeout_seconds": options.timeout, "memory_mib": options.memory}, indent=1) + "\n")
+    told = {
+        "seed": seed, "isolation": sandbox.way.name, "as_root": sandbox.way.as_root,
+        "vetting": not options.no_vetting, "timeout_seconds": options.timeout, "memory_mib": options.memory,
+    }
+    write_whole(out / "grading.json", json.dumps(told, indent=1) + "\n")
     work = Path(tempfile.mkdtemp(prefix="worklog-grade-"))
     work.chmod(0o711)
     try:
-        grader = Grader(toolchain, sandbox, work, out, seed, options.timeout, options.memory * MEBIBYTE, not options.no_vetting)
+        memory = options.memory * MEBIBYTE
+        grader = Grader(toolchain, sandbox, work, out, seed, options.timeout, memory, not options.no_vetting)
         grades: dict[tuple[str, str], Grade] = {}
         waiting: list[Submission] = []
         for each in found:
@@ -662,7 +784,9 @@ def grade_all(options: argparse.Namespace) -> int:
                 if sandbox.cancelled.is_set():
                     raise Cancelled from None
                 exercise = submission.exercise
-                return finished(Grade(submission.student, exercise.id, exercise.title, "", "", "not graded", problems=[{"kind": "not graded", "text": str(error)}]), begun)
+                problems = [{"kind": "not graded", "text": str(error)}]
+                what = (submission.student, exercise.id, exercise.title, "", "", "not graded")
+                return finished(Grade(*what, problems=problems), begun)
             finally:
                 slots.put(slot)
 
@@ -673,7 +797,8 @@ def grade_all(options: argparse.Namespace) -> int:
                     grade, submission = done.result(), futures[done]
                     grades[grade.student, grade.exercise] = grade
                     write_whole(result_file(out, submission), json.dumps(asdict(grade), indent=1) + "\n")
-                    print(f"{printable(grade.student)} {grade.exercise}: {grade.verdict}, {number(grade.total)} points ({grade.seconds:.0f} s)", flush=True)
+                    points = f"{number(grade.total)} points ({grade.seconds:.0f} s)"
+                    print(f"{printable(grade.student)} {grade.exercise}: {grade.verdict}, {points}", flush=True)
             except BaseException:
                 sandbox.stop()
                 pool.shutdown(cancel_futures=True)
@@ -687,7 +812,8 @@ def grade_all(options: argparse.Namespace) -> int:
         shutil.rmtree(work, ignore_errors=True)
     ordered = [grades[each.student, each.exercise.id] for each in found]
     for student in dict.fromkeys(each.student for each in found):
-        write_whole(out / f"{file_name(student)}.md", report_of(student, [grade for grade in ordered if grade.student == student], sandbox, seed))
+        of_student = [grade for grade in ordered if grade.student == student]
+        write_whole(out / f"{file_name(student)}.md", report_of(student, of_student, sandbox, seed))
     write_whole(out / "grades.csv", csv_of(ordered))
     print(f"{out / 'grades.csv'}: {sum(grade.verdict == 'solved' for grade in ordered)} of {len(ordered)} solved")
     return 1 if any(grade.verdict == "not graded" for grade in ordered) else 0

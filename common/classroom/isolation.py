@@ -1,5 +1,5 @@
-"""Runs a program that nobody vouches for: with limits on what it can take, and, where the machine lets us, out of sight of
-all that is not its own.
+"""Runs a program that nobody vouches for: with limits on what it can take, and, where the machine lets us, out of sight
+of all that is not its own.
 
 Three ways, the strongest first; the first that works here is used, and reports say which it was:
 
@@ -86,9 +86,15 @@ class Sandbox:
         self.cancelled = threading.Event()
         self._first_user = free_users() if os.geteuid() == 0 else 0
         as_root = os.geteuid() == 0
-        sealed = Way("bubblewrap", as_root, "Each program ran in namespaces of its own (bubblewrap): it saw no other process, no network and no file but its own.")
-        bare = Way("limits alone", as_root, "There were no namespaces here, only limits and process groups" + (
-            ", and a user id for each slot." if as_root else ": a program could read what the grader's user can read, and end that user's processes."))
+        sealed = Way(
+            "bubblewrap", as_root,
+            "Each program ran in namespaces of its own (bubblewrap): it saw no other process, no network and no file "
+            "but its own.",
+        )
+        note = ": a program could read what the grader's user can read, and end that user's processes."
+        if as_root:
+            note = ", and a user id for each slot."
+        bare = Way("limits alone", as_root, f"There were no namespaces here, only limits and process groups{note}")
         if wanted == "limits":
             self.way = bare
         elif self._works(sealed):
@@ -96,7 +102,10 @@ class Sandbox:
         elif wanted == "auto":
             self.way = bare
         else:
-            raise ValueError("bubblewrap cannot be used here: it is not installed (the package is called bubblewrap), or this machine allows no namespaces")
+            raise ValueError(
+                "bubblewrap cannot be used here: it is not installed (the package is called bubblewrap), or this "
+                "machine allows no namespaces"
+            )
 
     def _works(self, way: Way) -> bool:
         if not shutil.which("bwrap"):
@@ -104,7 +113,8 @@ class Sandbox:
         self.way = way
         trial = Limits(5, 10, 512 * MEBIBYTE)
         work = Path("/tmp")
-        return subprocess.run(self._command(["true"], 0, trial, work, (), ()), capture_output=True, check=False).returncode == 0
+        command = self._command(["true"], 0, trial, work, (), ())
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def user_of(self, slot: int) -> int | None:
         """The user id that a slot's programs run with; None: the grader's own."""
@@ -115,23 +125,32 @@ class Sandbox:
         if (user := self.user_of(slot)) is not None:
             os.chown(path, user, user)
 
-    def run(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path] = (), writable: Sequence[Path] = (),
-            environment: dict[str, str] | None = None, output: Path | None = None) -> Outcome:
-        """Runs a command in `folder`. With namespaces it sees the system's programs and libraries, `readable` and `writable`.
+    def run(
+        self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path] = (),
+        writable: Sequence[Path] = (), environment: dict[str, str] | None = None, output: Path | None = None,
+    ) -> Outcome:
+        """Runs a command in `folder`. With namespaces it sees the system's programs and libraries, `readable` and
+        `writable`.
 
-        All that it has started has ended when this returns; with limits alone an ordinary user can miss what starts itself
-        anew without a pause. `output` is a file of the grader's for what it prints. Raises Cancelled."""
+        All that it has started has ended when this returns; with limits alone an ordinary user can miss what starts
+        itself anew without a pause. `output` is a file of the grader's for what it prints. Raises Cancelled."""
         if self.cancelled.is_set():
             raise Cancelled
         target = output or folder.with_suffix(".output")
         token = f"{os.getpid()}-{slot}-{time.monotonic_ns()}"
         begun = time.monotonic()
-        settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "WORKLOG_SANDBOX": token, **(environment or {})}
+        settings = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
+            "WORKLOG_SANDBOX": token, **(environment or {}),
+        }
         if not self.way.has_namespaces:
             settings["TMPDIR"] = settings["HOME"] = str(folder)
         with target.open("wb") as sink:
-            process = subprocess.Popen(self._command(command, slot, limits, folder, readable, writable), stdin=subprocess.DEVNULL, stdout=sink,
-                                       stderr=subprocess.STDOUT, env=settings, start_new_session=True, cwd="/" if self.way.has_namespaces else folder)
+            process = subprocess.Popen(
+                self._command(command, slot, limits, folder, readable, writable), stdin=subprocess.DEVNULL, stdout=sink,
+                stderr=subprocess.STDOUT, env=settings, start_new_session=True,
+                cwd="/" if self.way.has_namespaces else folder,
+            )
         with self._lock:
             self._running.add(process.pid)
         timed_out, stopped_for = False, ""
@@ -160,9 +179,16 @@ class Sandbox:
                 self._running.discard(process.pid)
         text = tail_of(target)
         code = process.returncode
-        ended_by = -code if code < 0 else code - 128 if self.way.has_namespaces and 128 < code <= 128 + signal.NSIG else None
+        ended_by = None
+        if code < 0:
+            ended_by = -code
+        elif self.way.has_namespaces and 128 < code <= 128 + signal.NSIG:
+            ended_by = code - 128
         timed_out = timed_out or ended_by == signal.SIGXCPU
-        return Outcome(None if ended_by else code, None if timed_out else ended_by, timed_out, stopped_for, text, time.monotonic() - begun)
+        return Outcome(
+            None if ended_by else code, None if timed_out else ended_by, timed_out, stopped_for, text,
+            time.monotonic() - begun,
+        )
 
     def stop(self) -> None:
         """Ends all that runs. Every run that is under way, or begins later, raises Cancelled."""
@@ -174,15 +200,17 @@ class Sandbox:
     def _end_others(self, slot: int, token: str, known: set[int]) -> None:
         """Waits for the end of all that a run has started; without namespaces, ends what has left its process group.
 
-        A process that starts another and ends, while the list of processes is read, hides that other: it is not yet in the
-        list, and its parent is gone when looked at. So as root the end comes before the look, and for all of the user's at
-        once, which no start of a process slips through; and an ordinary user looks until nothing was found several times."""
+        A process that starts another and ends, while the list of processes is read, hides that other: it is not yet in
+        the list, and its parent is gone when looked at. So as root the end comes before the look, and for all of the
+        user's at once, which no start of a process slips through; and an ordinary user looks until nothing was found
+        several times."""
         user = self.user_of(slot)
         deadline = time.monotonic() + END_SECONDS
         looks = LOOKS if user is None and not self.way.has_namespaces else 1
         while looks > 0 and time.monotonic() < deadline:
             if not self.way.has_namespaces and user is not None:
-                subprocess.run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-c", "kill -9 -1"], capture_output=True, check=False)
+                as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+                subprocess.run([*as_user, "sh", "-c", "kill -9 -1"], capture_output=True, check=False)
             found = {pid for pid in processes() if is_alive(pid) and (pid in known or belongs(pid, user, token))}
             if not found:
                 looks -= 1
@@ -193,17 +221,31 @@ class Sandbox:
             if looks > 0:
                 time.sleep(LOOK_SECONDS)
 
-    def _command(self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path], writable: Sequence[Path]) -> list[str]:
+    def _command(
+        self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path],
+        writable: Sequence[Path],
+    ) -> list[str]:
         user = self.user_of(slot)
-        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if user is not None else []
+        become = []
+        if user is not None:
+            become += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+            become += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
         processes_allowed = limits.processes + (0 if user is not None else own_processes())
-        limit = ["prlimit", "--core=0", f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 2}", f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={processes_allowed}", "--nofile=256", "--"]
+        limit = [
+            "prlimit", "--core=0", f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 2}",
+            f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}",
+            f"--nproc={processes_allowed}", "--nofile=256", "--",
+        ]
         if not self.way.has_namespaces:
             return [*(become or ["setpriv", "--no-new-privs"]), "--pdeathsig=KILL", *limit, *command]
-        words = ["setpriv", "--pdeathsig=KILL", "bwrap", "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
+        words = [
+            "setpriv", "--pdeathsig=KILL", "bwrap", "--die-with-parent", "--unshare-pid", "--unshare-net",
+            "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--new-session",
+        ]
         words += ["--cap-drop", "ALL"]
         if user is not None:
-            words += [word for capability in ("SETUID", "SETGID", "SETPCAP") for word in ("--cap-add", f"CAP_{capability}")]
+            for capability in ("SETUID", "SETGID", "SETPCAP"):
+                words += ["--cap-add", f"CAP_{capability}"]
         else:
             words += ["--unshare-user"]
         words += ["--ro-bind", "/usr", "/usr"]
@@ -216,8 +258,10 @@ class Sandbox:
         words += ["--perms", "0755", "--dir", "/etc"]
         for name in ("ld.so.cache", "alternatives"):
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        words += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.temporary_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
-        above = {parent for path in (*readable, *writable) for parent in path.parents} - {Path("/"), Path("/tmp"), Path("/usr")}
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        words += ["--size", str(limits.temporary_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
+        above = {parent for path in (*readable, *writable) for parent in path.parents}
+        above -= {Path("/"), Path("/tmp"), Path("/usr")}
         for parent in sorted(above - set(readable) - set(writable)):  # bubblewrap would make them for root alone
             words += ["--perms", "0755", "--dir", str(parent)]
         for path in readable:
@@ -297,7 +341,8 @@ def below(first: int) -> dict[int, int]:
 def is_alive(pid: int) -> bool:
     """Whether a process is there, and not just waited for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

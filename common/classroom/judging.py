@@ -1,4 +1,4 @@
-"""Judges an exercise's program: are its results right, what was found, what does it cost, and on a GPU, how fast is it."""
+"""Judges an exercise's program: are its results right, what was found, what does it cost; on a GPU, how fast is it."""
 
 from __future__ import annotations
 
@@ -53,10 +53,16 @@ class Run:
     seconds: float
 
 
-def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limits(), environment: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = ()) -> Run:
-    """Runs a program in a process group of its own, all of which has ended when this returns. `report` is where it writes
-    its results; `prefix` goes in front of the command."""
+def run(
+    program: Path,
+    flags: Sequence[str],
+    report: Path,
+    limits: Limits = Limits(),
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> Run:
+    """Runs a program in a process group of its own, all of which has ended when this returns. `report` is where it
+    writes its results; `prefix` goes in front of the command."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -68,8 +74,10 @@ def run(program: Path, flags: Sequence[str], report: Path, limits: Limits = Limi
     report.parent.mkdir(parents=True, exist_ok=True)
     settings = {"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS), **(environment or {})}
     begun = time.monotonic()
-    process = subprocess.Popen([*prefix, str(program), *flags, "--json", str(report)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, env=os.environ | settings, start_new_session=True, preexec_fn=limit)
+    process = subprocess.Popen(
+        [*prefix, str(program), *flags, "--json", str(report)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env=os.environ | settings, start_new_session=True, preexec_fn=limit,
+    )
     running.add(process.pid)
     timed_out = False
     try:
@@ -121,7 +129,9 @@ class Count:
 
 
 def total(entry: Json, key: str, *operations: str) -> float:
-    return sum(kernel["counts"].get(operation, {}).get(key, 0) for kernel in entry["kernels"] for operation in operations)
+    return sum(
+        kernel["counts"].get(operation, {}).get(key, 0) for kernel in entry["kernels"] for operation in operations
+    )
 
 
 def per_request(operation: str) -> Callable[[Json], float]:
@@ -133,21 +143,40 @@ def per_row(key: str, *operations: str) -> Callable[[Json], float]:
 
 
 COUNTS = {
-    "load_sectors_per_request": Count("sectors of global memory for each load request of a warp", per_request("global_load")),
-    "store_sectors_per_request": Count("sectors of global memory for each store request of a warp", per_request("global_store")),
+    "load_sectors_per_request": Count(
+        "sectors of global memory for each load request of a warp", per_request("global_load")
+    ),
+    "store_sectors_per_request": Count(
+        "sectors of global memory for each store request of a warp", per_request("global_store")
+    ),
     "load_requests_per_row": Count("load requests to global memory for each row", per_row("requests", "global_load")),
-    "store_requests_per_row": Count("store requests to global memory for each row", per_row("requests", "global_store")),
+    "store_requests_per_row": Count(
+        "store requests to global memory for each row", per_row("requests", "global_store")
+    ),
     "barriers_per_row": Count("barriers for each row", per_row("requests", "barrier")),
     "shuffles_per_row": Count("shuffles of a warp for each row", per_row("requests", "shuffle")),
-    "shared_requests_per_row": Count("requests to shared memory for each row", per_row("requests", "shared_load", "shared_store")),
-    "shared_wavefronts_per_row": Count("passes over the banks of shared memory for each row", per_row("wavefronts", "shared_load", "shared_store")),
+    "shared_requests_per_row": Count(
+        "requests to shared memory for each row", per_row("requests", "shared_load", "shared_store")
+    ),
+    "shared_wavefronts_per_row": Count(
+        "passes over the banks of shared memory for each row", per_row("wavefronts", "shared_load", "shared_store")
+    ),
     "bank_conflicts": Count("bank conflicts", lambda entry: total(entry, "conflicts", "shared_load", "shared_store")),
     "atomics_per_row": Count("atomic requests for each row", per_row("requests", "global_atomic", "shared_atomic")),
-    "lanes_per_load_request": Count("lanes of a warp that take part in a load from global memory", lambda entry: total(entry, "lanes", "global_load") / max(total(entry, "requests", "global_load"), 1)),
-    "blocks": Count("blocks launched", lambda entry: sum(kernel["grid"][0] * kernel["grid"][1] * kernel["grid"][2] for kernel in entry["kernels"])),
+    "lanes_per_load_request": Count(
+        "lanes of a warp that take part in a load from global memory",
+        lambda entry: total(entry, "lanes", "global_load") / max(total(entry, "requests", "global_load"), 1),
+    ),
+    "blocks": Count(
+        "blocks launched",
+        lambda entry: sum(kernel["grid"][0] * kernel["grid"][1] * kernel["grid"][2] for kernel in entry["kernels"]),
+    ),
     "launches": Count("kernels launched", lambda entry: len(entry["kernels"])),
 }
-OVER = {"passes_over_": ("times that {} is read", "bytes_read"), "written_over_": ("times that {} is written", "bytes_written")}
+OVER = {
+    "passes_over_": ("times that {} is read", "bytes_read"),
+    "written_over_": ("times that {} is written", "bytes_written"),
+}
 
 
 def count_named(name: str) -> Count:
@@ -204,8 +233,10 @@ class Judgement:
         return not self.problems
 
 
-def judge(exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, counter: Toolchain | None, limits: Limits = Limits(),
-          color: bool = False, prefix: Sequence[str] = ()) -> Judgement:
+def judge(
+    exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, counter: Toolchain | None,
+    limits: Limits = Limits(), color: bool = False, prefix: Sequence[str] = (),
+) -> Judgement:
     """Builds the kernels.cuh in `sources` with the exercise's main.cu, runs it, and judges it.
 
     `toolchain` builds what is checked, on the CPU layer or for a GPU; `counter`, of a cpu build, what is counted (None:
@@ -216,7 +247,10 @@ def judge(exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, c
     counting = counter if exercise.counted and counter and counter.can_count else None
     with ThreadPoolExecutor(2) as pool, stopping_all():
         ordinary = pool.submit(build, exercise, sources, work, toolchain.recipe(False), color, prefix)
-        counted = pool.submit(build, exercise, sources, work / "counting", counting.recipe(True), color, prefix) if counting else None
+        counted = None
+        if counting:
+            recipe = counting.recipe(True)
+            counted = pool.submit(build, exercise, sources, work / "counting", recipe, color, prefix)
         built = ordinary.result()
         found.warnings = built.warnings
         if built.program is None:
@@ -243,11 +277,15 @@ def stopping_all() -> Iterator[None]:
 
 def same_code(one: Path, other: Path) -> bool:
     """Whether two sources differ in nothing but comments and white space."""
-    return tokens_of(without_comments(one.read_text(encoding="utf-8", errors="replace"))) == tokens_of(without_comments(other.read_text(encoding="utf-8")))
+    first, second = one.read_text(encoding="utf-8", errors="replace"), other.read_text(encoding="utf-8")
+    return tokens_of(without_comments(first)) == tokens_of(without_comments(second))
 
 
-def check_all(exercise: Exercise, program: Path, work: Path, limits: Limits, prefix: Sequence[str]) -> tuple[list[Problem], int]:
-    """The problems of the ordinary runs, and how many results were compared. Ends after the first run that has problems."""
+def check_all(
+    exercise: Exercise, program: Path, work: Path, limits: Limits, prefix: Sequence[str]
+) -> tuple[list[Problem], int]:
+    """The problems of the ordinary runs, and how many results were compared. Ends after the first run that has
+    problems."""
     compared = 0
     for flags in exercise.checks:
         done = run(program, [*shlex.split(flags), "--check-only"], work / "report.json", limits, prefix=prefix)
@@ -258,18 +296,31 @@ def check_all(exercise: Exercise, program: Path, work: Path, limits: Limits, pre
         if problems := problems_of_checks(checks):
             return problems, compared
         if done.code != 0 or not checks:
-            return [Problem("report", f"with {flags} the program ended with exit code {done.code}, and its report says nothing against it:\n{last_lines(done.output)}")], compared
+            text = (
+                f"with {flags} the program ended with exit code {done.code}, and its report says nothing against it:\n"
+                f"{last_lines(done.output)}"
+            )
+            return [Problem("report", text)], compared
     return [], compared
 
 
 def ending(done: Run, exercise: Exercise, flags: str) -> Problem | None:
     """What is wrong with the way that a run has ended, if it has no report."""
     if done.timed_out:
-        return Problem("hang", f"with {flags} the program had not ended after {done.seconds:.0f} s; is there a loop that never ends, or that takes far too many steps?")
+        return Problem(
+            "hang",
+            f"with {flags} the program had not ended after {done.seconds:.0f} s; is there a loop that never ends, or "
+            "that takes far too many steps?",
+        )
     if done.signal is not None:
-        return Problem("crash", f"with {flags} the program was ended by {signal_name(done.signal)}:\n{last_lines(done.output)}")
+        by = signal_name(done.signal)
+        return Problem("crash", f"with {flags} the program was ended by {by}:\n{last_lines(done.output)}")
     if not done.document:
-        return Problem("report", f"with {flags} the program ended with exit code {done.code} before it had written its report:\n{last_lines(done.output)}")
+        return Problem(
+            "report",
+            f"with {flags} the program ended with exit code {done.code} before it had written its report:\n"
+            f"{last_lines(done.output)}",
+        )
     if done.document.get("context", {}).get("stage") != exercise.id:
         return Problem("report", f"with {flags} the program wrote a report that is not its own")
     return None
@@ -316,7 +367,10 @@ def problem_of_check(check: Json) -> Problem:
     if check.get("mismatches"):
         first = check["mismatches"][0]
         got = "was never written" if first["never_written"] else f"is {figure(first['got'])}"
-        lines.append(f"The first: {first['tensor']} at row {first['row']}, column {first['col']} {got}, and should be {figure(first['want'])}.")
+        lines.append(
+            f"The first: {first['tensor']} at row {first['row']}, column {first['col']} {got}, and should be "
+            f"{figure(first['want'])}."
+        )
     if check["likely_cause"]:
         lines.append(f"What this usually means: {check['likely_cause']}")
     return Problem("wrong", "\n".join(lines))
@@ -332,7 +386,9 @@ def places_in(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def count_all(exercise: Exercise, built: Built, work: Path, limits: Limits, prefix: Sequence[str], found: Judgement) -> None:
+def count_all(
+    exercise: Exercise, built: Built, work: Path, limits: Limits, prefix: Sequence[str], found: Judgement
+) -> None:
     """Adds what the counting build finds: first what is wrong, then the goals."""
     if built.program is None:
         found.problems.append(Problem("compile", built.errors))
@@ -348,7 +404,8 @@ def count_all(exercise: Exercise, built: Built, work: Path, limits: Limits, pref
         for finding in kernel["findings"]:
             places = ((finding["file"], finding["line"]), (finding["other_file"], finding["other_line"]))
             times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
-            problem = Problem(finding["kind"], finding["text"] + times, tuple(dict.fromkeys(place for place in places if place[0])))
+            known = tuple(dict.fromkeys(place for place in places if place[0]))
+            problem = Problem(finding["kind"], finding["text"] + times, known)
             if all(problem.text != other.text for other in found.problems):
                 found.problems.append(problem)
     for line in re.findall(r"NOT COUNTED: (.*)", done.output)[:1]:
@@ -360,20 +417,26 @@ def count_all(exercise: Exercise, built: Built, work: Path, limits: Limits, pref
         of = count_named(goal.count).of
         values = [of(entry) for entry in entries]
         worst = max(values) if goal.at_most is not None else min(values)
-        met = (goal.at_most is None or max(values) <= goal.at_most) and (goal.at_least is None or min(values) >= goal.at_least)
+        met = goal.at_most is None or max(values) <= goal.at_most
+        met = met and (goal.at_least is None or min(values) >= goal.at_least)
         found.goals.append(GoalResult(goal, worst, met))
         if not met:
             found.problems.append(Problem("goal", f"{found.goals[-1].text()}\n{goal.because}"))
 
 
 # --- Speed, on a GPU -----------------------------------------------------------------------------------------------
-def judge_speed(exercise: Exercise, program: Path, stage_program: Path, work: Path, limits: Limits = Limits()) -> tuple[float | None, Problem | None]:
-    """The share of the speed of the stage's variant that the program reaches on this GPU, and what there is against it."""
+def judge_speed(
+    exercise: Exercise, program: Path, stage_program: Path, work: Path, limits: Limits = Limits()
+) -> tuple[float | None, Problem | None]:
+    """The share of the speed of the stage's variant that the program reaches on this GPU, and what there is against
+    it."""
     if exercise.speed is None:
         return None, None
-    times: list[dict[tuple[Any, ...], float]] = []  # of the exercise's program, and of the stage's; by operation, type and shape
+    # Of the exercise's program, and of the stage's; by operation, type and shape.
+    times: list[dict[tuple[Any, ...], float]] = []
     for path, flags in ((program, ""), (stage_program, f"--variant {exercise.variant}")):
-        done = run(path, [*shlex.split(f"{exercise.speed.flags} {flags}"), "--input", "normal", "--time", "cold"], work / "times.json", limits)
+        words = [*shlex.split(f"{exercise.speed.flags} {flags}"), "--input", "normal", "--time", "cold"]
+        done = run(path, words, work / "times.json", limits)
         timings = timings_of(done.document, False)
         times.append({(timing.operation, timing.dtype, timing.rows, timing.cols): timing.seconds for timing in timings})
         if not timings:
@@ -381,11 +444,16 @@ def judge_speed(exercise: Exercise, program: Path, stage_program: Path, work: Pa
     mine, theirs = times
     # The stage has more types and operations than the exercise: its bf16 says nothing about the exercise's fp32.
     if missing := mine.keys() - theirs.keys():
-        return None, Problem("speed", f"{stage_program.name} times no {' '.join(map(str, min(missing)))}, and so there is nothing to hold the time against")
+        what = " ".join(map(str, min(missing)))
+        text = f"{stage_program.name} times no {what}, and so there is nothing to compare the time with"
+        return None, Problem("speed", text)
     slowest = min(mine, key=lambda what: theirs[what] / mine[what])
     seconds = (mine[slowest], theirs[slowest])
     share = seconds[1] / seconds[0]
     if share >= exercise.speed.at_least:
         return share, None
-    return share, Problem("speed", f"{seconds[0] * 1e6:.4g} µs, where {exercise.variant} of stage {exercise.stage[:2]} takes {seconds[1] * 1e6:.4g} µs: "
-                                   f"{share:.0%} of its speed, and {exercise.speed.at_least:.0%} is wanted")
+    return share, Problem(
+        "speed",
+        f"{seconds[0] * 1e6:.4g} µs, where {exercise.variant} of stage {exercise.stage[:2]} takes "
+        f"{seconds[1] * 1e6:.4g} µs: {share:.0%} of its speed, and {exercise.speed.at_least:.0%} is wanted",
+    )

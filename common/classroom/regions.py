@@ -70,7 +70,8 @@ def solved(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
         if region.name not in in_stage:
             raise RegionError(f"{shown} has a task '{region.name}', which {stage_shown} has not")
         theirs = in_stage[region.name]
-        inside = [line for line in stage_lines[theirs.first + 1 : theirs.last] if not is_marker(line) and not SNIPPET.fullmatch(line)]
+        of_task = stage_lines[theirs.first + 1 : theirs.last]
+        inside = [line for line in of_task if not is_marker(line) and not SNIPPET.fullmatch(line)]
         first = region.first + 1
         while first < region.last and lines[first].lstrip().startswith("//"):  # what the task says goes on
             first += 1
@@ -79,7 +80,8 @@ def solved(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
 
 
 def declarations(text: str, tasks: set[str], shown: str) -> list[tuple[str, ...]]:
-    """A file's code as its top-level declarations, each as its tokens, comments aside. A region of `tasks` is one token."""
+    """A file's code as its top-level declarations, each as its tokens, comments aside. A region of `tasks` is one
+    token."""
     code = without_comments(collapsed(text, tasks, shown))
     found: list[tuple[str, ...]] = []
     pending: list[str] = []
@@ -162,5 +164,8 @@ def difference(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
     theirs = iter(of_stage)
     for declaration in of_skeleton:
         if not any(each == declaration for each in theirs):
-            return f"{shown}: outside of its tasks, this is not what {stage_shown} has at its place: {' '.join(declaration)[:200]}"
+            return (
+                f"{shown}: outside of its tasks, this is not what {stage_shown} has at its place: "
+                f"{' '.join(declaration)[:200]}"
+            )
     return ""

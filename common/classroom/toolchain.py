@@ -46,7 +46,9 @@ class Toolchain:
     def make_parts(self, targets: Sequence[str] = ("exercise_parts",)) -> None:
         """Builds what all programs share, or other targets; quick where nothing has changed. Raises ExerciseError."""
         command = ["cmake", "--build", str(self.build), "--target", *targets]
-        done = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         if done.returncode != 0:
             raise ExerciseError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")
 
@@ -60,22 +62,30 @@ class Toolchain:
         commands = self._commands(target)
         if not commands:
             raise ExerciseError(f"{self.build} has no target '{target}'")
-        compiling = next(shlex.split(line) for line in commands if "classroom/program.cu" in line and f"{target}.dir/" in line and " -c " in line)
+        compiling = next(
+            shlex.split(line) for line in commands
+            if "classroom/program.cu" in line and f"{target}.dir/" in line and " -c " in line
+        )
         linking = shlex.split(commands[-1])  # : && g++ ... && :
         return Recipe(self.build, tuple(compiling), tuple(word for word in linking if word not in (":", "&&")))
 
     def _commands(self, target: str) -> list[str]:
-        done = subprocess.run(["ninja", "-C", str(self.build), "-t", "commands", f"bin/{target}"], capture_output=True, text=True, check=False)
+        command = ["ninja", "-C", str(self.build), "-t", "commands", f"bin/{target}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def build(exercise: Exercise, sources: Path, work: Path, recipe: Recipe, color: bool = False, prefix: Sequence[str] = ()) -> Built:
+def build(
+    exercise: Exercise, sources: Path, work: Path, recipe: Recipe, color: bool = False, prefix: Sequence[str] = ()
+) -> Built:
     """Builds an exercise's program with the kernels.cuh that lies in `sources`. `work` is a folder for what is made.
 
-    `prefix` goes in front of the compiler and the linker: a teacher's limits, say. Messages name files from the root."""
+    `prefix` goes in front of the compiler and the linker: a teacher's limits, say. Messages name files from the
+    root."""
     work.mkdir(parents=True, exist_ok=True)
     main = work / "main.cu"  # apart from the exercise's own kernels.cuh, which its folder would give it
-    main.write_text(f'#line 1 "{exercise.main.relative_to(exercise.root)}"\n' + exercise.main.read_text(encoding="utf-8"), encoding="utf-8")
+    line = f'#line 1 "{exercise.main.relative_to(exercise.root)}"\n'
+    main.write_text(line + exercise.main.read_text(encoding="utf-8"), encoding="utf-8")
     shown = sources.relative_to(exercise.root) if sources.is_relative_to(exercise.root) else sources
     if not (sources / SOURCE).is_file():
         raise ExerciseError(f"there is no {shown / SOURCE}")
@@ -95,16 +105,18 @@ def build(exercise: Exercise, sources: Path, work: Path, recipe: Recipe, color: 
 
 def run_tool(command: Sequence[str], folder: Path) -> tuple[int, str]:
     try:
-        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace", timeout=COMPILE_SECONDS, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False)
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", timeout=COMPILE_SECONDS, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False,
+        )
     except subprocess.TimeoutExpired:
         return 1, f"the compiler did not end in {COMPILE_SECONDS} s"
     return done.returncode, done.stdout.strip()
 
 
 def replaced(words: Sequence[str], output: str, source: str) -> list[str]:
-    """A compile command with another source and output, without the files that tell Ninja of includes. A reader's warnings
-    are told, and are no errors, even where those of the build are."""
+    """A compile command with another source and output, without the files that tell Ninja of includes. A reader's
+    warnings are told, and are no errors, even where those of the build are."""
     found: list[str] = []
     skip = False
     for word in words:

@@ -1,5 +1,5 @@
-"""Reads a submission before it is compiled, and refuses what a kernel has no need of: macros, inline assembly, other files,
-the C library, the harness itself.
+"""Reads a submission before it is compiled, and refuses what a kernel has no need of: macros, inline assembly, other
+files, the C library, the harness itself.
 
 A right result cannot be had by any of these, since another program judges it. But what is counted is counted in the
 submission's own process: whoever gets hold of that process can falsify it. So the way there is closed by the source.
@@ -29,24 +29,45 @@ TOKEN = re.compile(r"""
   | (?P<mark>::|\[\[|\]\]|.)
 """, re.VERBOSE | re.DOTALL)
 
-INCLUDES = {"<algorithm>", "<array>", "<bit>", "<cmath>", "<cstddef>", "<cstdint>", "<initializer_list>", "<limits>", "<numeric>", "<type_traits>", "<utility>",
-            "<cooperative_groups.h>", "<cooperative_groups/reduce.h>", "<cuda_bf16.h>", "<cuda_fp16.h>", "<cuda_pipeline.h>", "<cuda_runtime.h>", "<math_constants.h>",
-            '"common/device/arguments.h"', '"common/device/launch.cuh"', '"common/device/cluster.cuh"',
-            '"common/harness/dtype.h"'}
-STANDARD = {"all_of", "any_of", "array", "bit_cast", "bit_ceil", "bit_floor", "bool_constant", "byte", "common_type_t", "conditional_t", "countr_zero", "decay_t", "declval", "enable_if_t",
-            "false_type", "forward", "gcd", "has_single_bit", "initializer_list", "int16_t", "int32_t", "int64_t", "int8_t", "integral_constant", "invalid_argument", "is_convertible_v",
-            "is_floating_point_v", "is_integral_v", "is_same", "is_same_v", "isfinite", "lcm", "max", "min", "move", "nullptr_t", "numeric_limits", "pair", "ptrdiff_t",
-            "remove_const_t", "remove_cv_t", "remove_cvref_t", "remove_pointer_t", "remove_reference_t", "size", "size_t", "swap", "true_type", "uint16_t", "uint32_t",
-            "uint64_t", "uint8_t", "uintptr_t"}
+INCLUDES = {
+    "<algorithm>", "<array>", "<bit>", "<cmath>", "<cstddef>", "<cstdint>", "<initializer_list>", "<limits>",
+    "<numeric>", "<type_traits>", "<utility>", "<cooperative_groups.h>", "<cooperative_groups/reduce.h>",
+    "<cuda_bf16.h>", "<cuda_fp16.h>", "<cuda_pipeline.h>", "<cuda_runtime.h>", "<math_constants.h>",
+    '"common/device/arguments.h"', '"common/device/launch.cuh"', '"common/device/cluster.cuh"',
+    '"common/harness/dtype.h"',
+}
+STANDARD = {
+    "all_of", "any_of", "array", "bit_cast", "bit_ceil", "bit_floor", "bool_constant", "byte", "common_type_t",
+    "conditional_t", "countr_zero", "decay_t", "declval", "enable_if_t", "false_type", "forward", "gcd",
+    "has_single_bit", "initializer_list", "int16_t", "int32_t", "int64_t", "int8_t", "integral_constant",
+    "invalid_argument", "is_convertible_v", "is_floating_point_v", "is_integral_v", "is_same", "is_same_v", "isfinite",
+    "lcm", "max", "min", "move", "nullptr_t", "numeric_limits", "pair", "ptrdiff_t", "remove_const_t", "remove_cv_t",
+    "remove_cvref_t", "remove_pointer_t", "remove_reference_t", "size", "size_t", "swap", "true_type", "uint16_t",
+    "uint32_t", "uint64_t", "uint8_t", "uintptr_t",
+}
 KEYWORDS = {"asm", "extern", "export", "import", "module", "co_await", "co_return", "co_yield", "typeid"}
-HARNESS = {"simt", "benchmark", "fmt", "CLI", "boost", "main", "launch_observer", "Program", "Variant", "Problem", "ProblemOptions", "Session", "Reference", "Workspace", "Binding",
-           "TensorPointer", "DeviceArguments", "DeviceTensor", "DeviceMemory", "DeviceBuffer", "HostTensor", "Comparison", "Check", "Runner", "Case", "argc", "argv", "environ"}
+HARNESS = {
+    "simt", "benchmark", "fmt", "CLI", "boost", "main", "launch_observer", "Program", "Variant", "Problem",
+    "ProblemOptions", "Session", "Reference", "Workspace", "Binding", "TensorPointer", "DeviceArguments",
+    "DeviceTensor", "DeviceMemory", "DeviceBuffer", "HostTensor", "Comparison", "Check", "Runner", "Case", "argc",
+    "argv", "environ",
+}
 ATTRIBUTES = {"maybe_unused", "nodiscard", "likely", "unlikely", "fallthrough"}
-CUDA_CALLS = {"cudaStream_t", "cudaError_t", "cudaSuccess", "cudaMemsetAsync", "cudaGetLastError", "cudaGetDevice", "cudaDeviceGetAttribute", "cudaFuncSetAttribute",
-              "cudaOccupancyMaxActiveBlocksPerMultiprocessor", "cudaOccupancyMaxPotentialBlockSize"}
-COMPILERS = re.compile(r"__(builtin|attribute|asm|has|typeof|typeof__|FILE|BASE|real|wrap|GNUC|cplusplus|dso|cxa|gxx|libc|extension|declspec|sync_|atomic_|tsan|sanitize)")
+CUDA_CALLS = {
+    "cudaStream_t", "cudaError_t", "cudaSuccess", "cudaMemsetAsync", "cudaGetLastError", "cudaGetDevice",
+    "cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cudaOccupancyMaxPotentialBlockSize",
+}
+COMPILERS = re.compile(
+    r"__(builtin|attribute|asm|has|typeof|typeof__|FILE|BASE|real|wrap|GNUC|cplusplus|dso|cxa|gxx|libc|extension|"
+    r"declspec|sync_|atomic_|tsan|sanitize)"
+)
+CUDA_CONSTANTS = re.compile(r"cuda(DevAttr|FuncAttribute|LaunchAttribute|Error)")
 # Functions of the C library whose names a kernel's author may well give to a variable, and that can do no harm.
-HARMLESS = {"abs", "access", "div", "index", "labs", "link", "llabs", "nice", "pause", "random", "rindex", "select", "sync", "tee", "time", "wait"}
+HARMLESS = {
+    "abs", "access", "div", "index", "labs", "link", "llabs", "nice", "pause", "random", "rindex", "select", "sync",
+    "tee", "time", "wait",
+}
 
 
 @dataclass(frozen=True)
@@ -60,13 +81,16 @@ class Vetting:
     """What may stand in the submissions of one exercise."""
 
     def __init__(self, exercise: Exercise, compiler: Sequence[str]) -> None:
-        """`compiler`: the words that compile a file, without the file; it is asked which names the C library declares."""
+        """`compiler`: the words that compile a file, without the file; it is asked which names the C library
+        declares."""
         own = exercise.skeleton.read_text(encoding="utf-8"), exercise.solution()
-        texts = [text for source in own for token in tokens(source) if token.kind not in ("comment", "space", "line") for text in (token.text,)]
-        self.names = set(texts)
-        self.directives = {" ".join(line.split()) for source in own for line in source.split("\n") if line.lstrip().startswith("#")}
+        all_tokens = [token for source in own for token in tokens(source)]
+        self.names = {token.text for token in all_tokens if token.kind not in ("comment", "space", "line")}
+        lines = [line for source in own for line in source.split("\n")]
+        self.directives = {" ".join(line.split()) for line in lines if line.lstrip().startswith("#")}
         self.namespaces = set(re.findall(r"^\s*(?:inline\s+)?namespace\s+([\w:]+)\s*\{", own[0], flags=re.MULTILINE))
-        self.device_names = {name for header in (ROOT / "common/simt/include").glob("**/*.h") for name in re.findall(r"\b__?[A-Za-z]\w*", header.read_text(encoding="utf-8"))}
+        headers = [path.read_text(encoding="utf-8") for path in (ROOT / "common/simt/include").glob("**/*.h")]
+        self.device_names = {name for header in headers for name in re.findall(r"\b__?[A-Za-z]\w*", header)}
         self.c_names = names_of_c_library(compiler) - HARMLESS
 
     def reasons(self, source: bytes, most: int = 5) -> list[str]:
@@ -89,7 +113,8 @@ class Vetting:
         code = [token for token in tokens(text) if token.kind not in ("comment", "space")]
         self._vet_directives(code, refuse)
         # Directives have been looked at; what is left is code.
-        directive_lines = {token.line for before, token in zip([Token("line", "\n", 0), *code], code) if token.text == "#" and before.kind == "line"}
+        pairs = zip([Token("line", "\n", 0), *code], code)
+        directive_lines = {token.line for before, token in pairs if token.text == "#" and before.kind == "line"}
         self._vet_code([token for token in code if token.kind != "line" and token.line not in directive_lines], refuse)
         return found[:most]
 
@@ -106,13 +131,18 @@ class Vetting:
             kind = words[1].text if len(words) > 1 else ""
             rest = "".join(token.text for token in words[2:])
             shown = f"#{kind} {rest}".strip()
-            if any(" ".join(line.replace("# ", "#").split()).replace(" ", "") == shown.replace(" ", "") for line in self.directives):
+            there = {"".join(line.replace("# ", "#").split()) for line in self.directives}
+            if shown.replace(" ", "") in there:
                 continue
             if kind == "pragma" and (rest == "once" or rest.startswith("unroll")):
                 continue
             if kind == "include" and rest in INCLUDES:
                 continue
-            what = "macros and conditions are not needed here" if kind not in ("include", "pragma") else "only what a kernel needs can be included" if kind == "include" else "of pragmas, only once and unroll"
+            what = "macros and conditions are not needed here"
+            if kind == "include":
+                what = "only what a kernel needs can be included"
+            elif kind == "pragma":
+                what = "of pragmas, only once and unroll"
             refuse(number, f"#{kind} {rest[:60]}: {what}")
 
     def _vet_code(self, code: list[Token], refuse) -> None:
@@ -130,11 +160,13 @@ class Vetting:
                 name = "".join(each.text for each in code[i + 1 : j])
                 if j < len(code) and code[j].text == "{":
                     if not opened and name not in self.namespaces:
-                        refuse(token.line, f"namespace {name}: the kernels stay in {' or '.join(sorted(self.namespaces))}")
+                        own = " or ".join(sorted(self.namespaces))
+                        refuse(token.line, f"namespace {name}: the kernels stay in {own}")
                     opened.append(True)
                     i = j + 1
                     continue
-                if not (j < len(code) and code[j].text == "=" and "cooperative_groups" in [each.text for each in code[j : j + 3]]):
+                following = [each.text for each in code[j : j + 3]]
+                if not (j < len(code) and code[j].text == "=" and "cooperative_groups" in following):
                     refuse(token.line, "another name for a namespace")
                 i = j
                 continue
@@ -155,7 +187,11 @@ class Vetting:
             refuse(token.line, f"the character {text!r}")
         if token.kind in ("string", "char") and before.kind == "name" and before.text in ("R", "LR", "uR", "UR", "u8R"):
             refuse(token.line, "a raw string")
-        if text == "::" and not (before.kind == "name" and before.text not in ("return", "case", "else", "throw", "new", "delete", "co_return") or before.text == ">"):
+        if text == "::" and not (
+            before.kind == "name"
+            and before.text not in ("return", "case", "else", "throw", "new", "delete", "co_return")
+            or before.text == ">"
+        ):
             refuse(token.line, "a name of the global namespace")
         if text == "[[":
             inside = [each.text for each in code[i + 1 : i + 8]]
@@ -164,21 +200,24 @@ class Vetting:
                 refuse(token.line, f"the attribute {' '.join(names)[:40]}")
         if token.kind != "name":
             return
-        if before.text == "::" and i > 1 and code[i - 2].text == "std" and text not in STANDARD and text not in self.names:
+        is_of_std = before.text == "::" and i > 1 and code[i - 2].text == "std"
+        if is_of_std and text not in STANDARD and text not in self.names:
             refuse(token.line, f"std::{text} is nothing that a kernel needs")
         if text == "std" and before.text == "namespace":
             refuse(token.line, "using namespace std")
         if text in self.names:
             return
+        is_reserved = text.startswith("_") and (text.startswith("__") or text[1:2].isupper())
+        is_qualified = before.text == "::" and i > 1 and code[i - 2].kind == "name"
         if text in KEYWORDS:
             refuse(token.line, f"the keyword {text}")
         elif text in HARNESS:
             refuse(token.line, f"{text} is the harness's")
-        elif COMPILERS.match(text) or text.startswith("_") and (text.startswith("__") or text[1:2].isupper()) and text not in self.device_names:
+        elif COMPILERS.match(text) or is_reserved and text not in self.device_names:
             refuse(token.line, f"{text} is the compiler's, or CUDA's and not known here")
-        elif re.fullmatch(r"cuda[A-Z]\w*", text) and text not in CUDA_CALLS and not re.match(r"cuda(DevAttr|FuncAttribute|LaunchAttribute|Error)", text):
+        elif re.fullmatch(r"cuda[A-Z]\w*", text) and text not in CUDA_CALLS and not CUDA_CONSTANTS.match(text):
             refuse(token.line, f"{text} is nothing that a kernel's launch needs")
-        elif text in self.c_names and before.text not in (".", "->") and not (before.text == "::" and i > 1 and code[i - 2].kind == "name"):
+        elif text in self.c_names and before.text not in (".", "->") and not is_qualified:
             refuse(token.line, f"{text} is a name of the C library; a variable of your own needs another name")
 
 
@@ -194,15 +233,19 @@ def tokens(text: str) -> list[Token]:
 def names_of_c_library(compiler: Sequence[str]) -> set[str]:
     """Every function of the C library, as far as its headers are included by a stage's program; mathematics aside."""
     words = [word for word in compiler if not word.startswith("-fsanitize")]
-    done = subprocess.run([*words, "-E", "-"], input='#include "common/harness/program.h"\n#include <unistd.h>\n#include <fcntl.h>\n#include <sys/mman.h>\n#include <sys/wait.h>\n#include <dlfcn.h>\n#include <signal.h>\n',
-                          cwd=ROOT, capture_output=True, text=True, check=True)
+    headers = ("<unistd.h>", "<fcntl.h>", "<sys/mman.h>", "<sys/wait.h>", "<dlfcn.h>", "<signal.h>")
+    source = "".join(f"#include {header}\n" for header in ('"common/harness/program.h"', *headers))
+    done = subprocess.run([*words, "-E", "-"], input=source, cwd=ROOT, capture_output=True, text=True, check=True)
     names = {"stdin", "stdout", "stderr"}
     is_library = False
     for line in done.stdout.split("\n"):
         if marker := re.match(r'# \d+ "([^"]*)"', line):
             path = Path(marker[1])
-            is_library = path.is_relative_to("/usr/include") and not any(part in ("c++", "benchmark", "fmt", "CLI", "boost") for part in path.parts)
+            of_others = {"c++", "benchmark", "fmt", "CLI", "boost"}
+            is_library = path.is_relative_to("/usr/include") and not of_others & set(path.parts)
             is_library = is_library and not path.name.startswith("math")
         elif is_library:
             names.update(re.findall(r"\b([a-zA-Z]\w*)\s*\(", line))
-    return names - {"throw", "noexcept", "sizeof", "if", "while", "for", "switch", "return", "void", "int", "char", "long"}
+    return names - {
+        "throw", "noexcept", "sizeof", "if", "while", "for", "switch", "return", "void", "int", "char", "long",
+    }

@@ -30,7 +30,11 @@ set(text "// Written by common/harness/provenance.cmake at build time.
 
 namespace worklog {
 Provenance provenance() {
-  return {.commit = \"${commit}\", .dirty = ${dirty}, .source_hash = \"${source_hash}\", .flags = \"${flags}\", .compiler = \"${compiler}\"};
+  return {.commit = \"${commit}\",
+          .dirty = ${dirty},
+          .source_hash = \"${source_hash}\",
+          .flags = \"${flags}\",
+          .compiler = \"${compiler}\"};
 }
 }  // namespace worklog
 ")

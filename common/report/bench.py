@@ -7,8 +7,8 @@
     ./worklog bench --full --gpus 4  four GPUs of one kind share the runs
     python3 common/report/bench.py --programs build/gpu/bin --output my/run
 
-Each stage's program checks its kernels before and after it times them. Where a check fails, or the GPU's clocks sink while
-it is timed, nothing is written for that stage. Stopped with Ctrl-C, the next call goes on where this one was.
+Each stage's program checks its kernels before and after it times them. Where a check fails, or the GPU's clocks sink
+while it is timed, nothing is written for that stage. Stopped with Ctrl-C, the next call goes on where this one was.
 """
 
 from __future__ import annotations
@@ -29,37 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import merge_results
+from grid import ELEMENT_BYTES, FEW_COLS, MODELS, SWEEPS
 from programs import CHILDREN, Failed, Program, programs_in, require_gpu, shown
 from results import ROOT, ReportError, Repository, Timing
-from tables import MODELS
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit), and so nothing to time. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
 
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
-ALL_COLS = (64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072)  # of finished kernels
-# Of the stages with finished kernels, what is timed on tensors of 512 MiB: variants, operations, types and row lengths. A check of such
-# a tensor takes two seconds, so that the final kernels alone are timed at all lengths.
-SWEEPS = {
-    "05_welford": (
-        ("layer_norm", "layernorm_forward", ("fp32", "bf16"), ALL_COLS),
-        ("textbook,chan", "layernorm_forward", ("bf16",), FEW_COLS),
-        ("textbook,chan", "layernorm_forward", ("fp32",), FEW_COLS[:-1]),  # chan has no room for 16384 of them
-    ),
-    "06_fused_residual": (
-        ("fused", "add_layernorm_forward,add_rmsnorm_forward", ("bf16", "fp32"), ALL_COLS),
-        ("norm", "rmsnorm_forward", ("bf16",), ALL_COLS),
-        ("norm", "layernorm_forward", ("bf16",), FEW_COLS),
-        ("unfused,fused_inplace", "add_layernorm_forward,add_rmsnorm_forward", ("bf16",), (*FEW_COLS, 65536)),
-    ),
-    "07_backward": (
-        ("persistent", "layernorm_backward", ("bf16", "fp32"), ALL_COLS),
-        ("persistent", "rmsnorm_backward,add_layernorm_backward", ("bf16",), FEW_COLS),
-        ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
-    ),
-}
 WITH_MODELS, TOKENS = "06_fused_residual", (1, 32, 4096)  # the stage whose kernels real models have, and rows
 LARGE_FP32 = ("131072x1000", "65536x4095", "65536x4096")
 # What peers were measured at besides: of a stage variant, operation, type, shapes and timings.
@@ -80,8 +57,10 @@ PEER_CELLS = {
         ("persistent", "layernorm_backward", "fp32", LARGE_FP32, ("cold",)),
     ),
 }
-TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)  # 4096 rows, fp16: the Triton tutorial's
-RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))  # pixels, and channels, of its layers
+# The Triton tutorial's: 4096 rows, fp16.
+TRITON_COLS = (1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 15872)
+# Pixels, and channels, of its layers.
+RESNET_50 = ((12544, (64,)), (3136, (64, 256)), (784, (128, 512)), (196, (256, 1024)), (49, (512, 2048)))
 SUNK = 0.9  # of the highest clock seen: below it, a run was slowed down by heat or power
 
 
@@ -105,28 +84,35 @@ def widths(mib: int, dtype: str, all_cols: Sequence[int]) -> str:
     return ",".join(f"{mib * 2**20 // (cols * ELEMENT_BYTES[dtype])}x{cols}" for cols in all_cols)
 
 
-def runs_of_batchnorm(run: Callable[..., Run], program: Program, count: dict[str, int], full: bool, seconds: float) -> Iterator[Run]:
-    """Rows are samples and cols channels. Where a tensor is large, only what has all operations is timed: the final kernel."""
-    operations = [(variant, operation, dtype) for variant, operation, dtype in program.implementations if dtype == program.dtypes[0]]
-    final = operations[-1][0]
+def runs_of_batchnorm(
+    run: Callable[..., Run], program: Program, count: dict[str, int], full: bool, seconds: float
+) -> Iterator[Run]:
+    """Rows are samples and cols channels. Where a tensor is large, only what has all operations is timed: the final
+    kernel."""
+    variants = [variant for variant, _, dtype in program.implementations if dtype == program.dtypes[0]]
+    final = variants[-1]
     alone = ("--variant", final, "--input", "normal", "--time", "cold")
-    each = sum(variant == final for variant, _, _ in operations)
+    each = variants.count(final)
     if not full:
         for pixels, shapes in ((1, "65536x1024"), (49, "512x2048"), (3136, "64x64")):
             for dtype in program.dtypes:
-                yield run(f"{pixels} pixels, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--dtype", dtype, *alone), each, seconds / 2, 2)
+                flags = ("--shapes", shapes, "--pixels", str(pixels), "--dtype", dtype, *alone)
+                yield run(f"{pixels} pixels, {dtype}", flags, each, seconds / 2, 2)
         return
     for dtype in ("fp32", "bf16"):
-        yield run(f"small, {dtype}", ("--shapes", "4096x1024,10000x1024", "--dtype", dtype, "--input", "normal", "--time", "cold,warm,graph"),
-                  6 * count[dtype], seconds / 2, 4)
-        yield run(f"65536 x 1024, {dtype}", ("--shapes", "65536x1024", "--dtype", dtype, "--input", "normal", "--time", "cold"), count[dtype], seconds / 2, 6)
+        of_type = ("--dtype", dtype, "--input", "normal")
+        small = ("--shapes", "4096x1024,10000x1024", *of_type, "--time", "cold,warm,graph")
+        yield run(f"small, {dtype}", small, 6 * count[dtype], seconds / 2, 4)
+        large = ("--shapes", "65536x1024", *of_type, "--time", "cold")
+        yield run(f"65536 x 1024, {dtype}", large, count[dtype], seconds / 2, 6)
         for shape in ("262144x512", "1048576x256", "1048576x64"):
             yield run(f"{shape}, {dtype}", ("--shapes", shape, "--dtype", dtype, *alone), each, seconds / 2, 6)
         for layout in ("channels_first", "channels_last"):
             for pixels, channels in RESNET_50:
                 shapes = ",".join(f"64x{c}" for c in channels)
-                yield run(f"ResNet-50, {pixels} pixels, {layout}, {dtype}", ("--shapes", shapes, "--pixels", str(pixels), "--layout", layout, "--dtype", dtype,
-                                                                             *alone), each * len(channels), seconds / 2, 4)
+                flags = ("--shapes", shapes, "--pixels", str(pixels), "--layout", layout, "--dtype", dtype, *alone)
+                name = f"ResNet-50, {pixels} pixels, {layout}, {dtype}"
+                yield run(name, flags, each * len(channels), seconds / 2, 4)
 
 
 def runs_of(program: Program, full: bool) -> Iterator[Run]:
@@ -140,39 +126,56 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
     if program.is_batchnorm:
         yield from runs_of_batchnorm(run, program, count, full, seconds)
     square = count[program.dtypes[0]] * 3 * len(program.dtypes)
-    yield run("1024 x 1024", ("--shapes", "1024x1024", "--dtype", "all", "--input", "all", "--time", "cold,warm,graph", "--resources"), square, seconds, 3)
+    every = ("--dtype", "all", "--input", "all", "--time", "cold,warm,graph", "--resources")
+    yield run("1024 x 1024", ("--shapes", "1024x1024", *every), square, seconds, 3)
     if program.is_batchnorm:
         return
     sweeps = SWEEPS.get(program.stage, ()) if full else ()
     for variants, operations, dtypes, all_cols in sweeps:
         of_sweep = ("--variant", variants, "--operation", operations, "--input", "normal", "--time", "cold")
-        each = sum(v in variants.split(",") and o in operations.split(",") for v, o, d in program.implementations if d == dtypes[0])
+        of_type = [(v, o) for v, o, d in program.implementations if d == dtypes[0]]
+        each = sum(v in variants.split(",") and o in operations.split(",") for v, o in of_type)
         for dtype in dtypes:
             for cols in all_cols:  # one call for each: what is done is kept when the rest is stopped
-                yield run(f"{mib} MiB, {dtype}, {variants}, {operations}, {cols} columns", ("--shapes", widths(mib, dtype, (cols,)), "--dtype", dtype, *of_sweep),
-                          each, seconds / 2, 2.5 * each)
+                name = f"{mib} MiB, {dtype}, {variants}, {operations}, {cols} columns"
+                flags = ("--shapes", widths(mib, dtype, (cols,)), "--dtype", dtype, *of_sweep)
+                yield run(name, flags, each, seconds / 2, 2.5 * each)
     if sweeps:
         variant, operations = sweeps[0][:2]
         final = ("--variant", variant, "--operation", operations, "--input", "normal")
         each = len(operations.split(","))
-        yield run("4096 rows, fp16", ("--shapes", ",".join(f"4096x{cols}" for cols in TRITON_COLS), "--dtype", "fp16", *final, "--time", "cold"),
-                  12 * each, seconds / 2, 4)
-        yield run("few rows, bf16", ("--shapes", "1x8192,64x4096,128x8192", "--dtype", "bf16", *final, "--time", "cold,warm,graph"), 9 * each, seconds / 2)
+        shapes = ",".join(f"4096x{cols}" for cols in TRITON_COLS)
+        flags = ("--shapes", shapes, "--dtype", "fp16", *final, "--time", "cold")
+        yield run("4096 rows, fp16", flags, 12 * each, seconds / 2, 4)
+        shapes = "1x8192,64x4096,128x8192"
+        flags = ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,warm,graph")
+        yield run("few rows, bf16", flags, 9 * each, seconds / 2)
         if program.stage == WITH_MODELS:
             cols = sorted({model.cols for model in MODELS})
             shapes = ",".join(f"{rows}x{width}" for rows in TOKENS for width in cols)
-            yield run("models, bf16", ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph"), 2 * each * len(cols) * len(TOKENS), seconds / 4)
-            yield run("rows, bf16", ("--shapes", "1x4096,8x4096,64x4096,512x4096,4096x4096,65536x4096", "--dtype", "bf16", "--variant", f"{variant},unfused",
-                                     "--operation", operations, "--input", "normal", "--time", "cold,graph"), 24 * each, seconds / 2)
+            flags = ("--shapes", shapes, "--dtype", "bf16", *final, "--time", "cold,graph")
+            yield run("models, bf16", flags, 2 * each * len(cols) * len(TOKENS), seconds / 4)
+            flags = (
+                "--shapes", "1x4096,8x4096,64x4096,512x4096,4096x4096,65536x4096", "--dtype", "bf16",
+                "--variant", f"{variant},unfused", "--operation", operations, "--input", "normal",
+                "--time", "cold,graph",
+            )
+            yield run("rows, bf16", flags, 24 * each, seconds / 2)
         for variant, operation, dtype, cells, timings in PEER_CELLS.get(program.stage, ()):
-            yield run(f"peers, {dtype}, {operation}, {','.join(timings)}",
-                      ("--shapes", ",".join(cells), "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal",
-                       "--time", ",".join(timings)), len(cells) * len(timings), seconds / 2, 2.5 * len(cells) if dtype == "fp32" else 0)
+            flags = (
+                "--shapes", ",".join(cells), "--dtype", dtype, "--variant", variant, "--operation", operation,
+                "--input", "normal", "--time", ",".join(timings),
+            )
+            name = f"peers, {dtype}, {operation}, {','.join(timings)}"
+            host = 2.5 * len(cells) if dtype == "fp32" else 0
+            yield run(name, flags, len(cells) * len(timings), seconds / 2, host)
         return
     for dtype in ("fp32", "bf16"):
         if dtype in program.dtypes:
-            yield run(f"{mib} MiB, {dtype}", ("--shapes", widths(mib, dtype, FEW_COLS), "--dtype", dtype, "--input", "normal", "--time", "cold"),
-                      count[dtype] * len(FEW_COLS), seconds / 2, 1.5 * len(FEW_COLS) * count[dtype] * mib / 512)
+            shapes, timings = widths(mib, dtype, FEW_COLS), count[dtype] * len(FEW_COLS)
+            flags = ("--shapes", shapes, "--dtype", dtype, "--input", "normal", "--time", "cold")
+            host = 1.5 * len(FEW_COLS) * count[dtype] * mib / 512
+            yield run(f"{mib} MiB, {dtype}", flags, timings, seconds / 2, host)
 
 
 def clocks_of(text: str) -> list[float]:
@@ -181,7 +184,7 @@ def clocks_of(text: str) -> list[float]:
 
 
 class Clocks:
-    """The highest clocks seen so far, against which a run is held."""
+    """The highest clocks seen so far, which a run is compared with."""
 
     def __init__(self) -> None:
         self.highest: list[float] = []
@@ -210,15 +213,20 @@ def measure(run: Run, clocks: Clocks, pause: int, prefix: Sequence[str] = ()) ->
         if code == 2 and "does not fit the device" in printed:
             return {}
         if code != 0 or not document:
-            raise Failed(f"{run.program.stage}, {run.name}: a check failed, or a timing could not be taken (exit code {code}).\n{printed.rstrip()[-5000:]}")
+            raise Failed(
+                f"{run.program.stage}, {run.name}: a check failed, or a timing could not be taken (exit code {code}).\n"
+                f"{printed.rstrip()[-5000:]}"
+            )
         sentence = clocks.sank(document["context"])
         if not sentence:
             return document
         if attempt == 1:
             print(f"    {sentence}; once more in {pause} seconds", flush=True)
             time.sleep(pause)
-    raise Failed(f"{run.program.stage}, {run.name}: {sentence}, twice. Times taken so would not be comparable: let the GPU cool down, or raise its "
-                 "power limit; `nvidia-smi -q -d PERFORMANCE` says what holds it back.")
+    raise Failed(
+        f"{run.program.stage}, {run.name}: {sentence}, twice. Times taken so would not be comparable: let the GPU cool "
+        "down, or raise its power limit; `nvidia-smi -q -d PERFORMANCE` says what holds it back."
+    )
 
 
 def destination(program: Program, gpu: str, output: Path | None) -> Path:
@@ -231,8 +239,10 @@ def refuse_to_replace(program: Program, path: Path, full: bool) -> None:
         return
     context = json.loads(path.read_text(encoding="utf-8")).get("context", {})
     if context.get("grid", "full") == "full":
-        raise ReportError(f"{shown(path)} holds a full run, which a quick one would replace: run with --full, or keep the quick run elsewhere with "
-                          "--output my/run")
+        raise ReportError(
+            f"{shown(path)} holds a full run, which a quick one would replace: run with --full, or keep the quick run "
+            "elsewhere with --output my/run"
+        )
 
 
 def finish_stage(program: Program, runs: Sequence[Run], kept: Path, path: Path, grid: str) -> None:
@@ -257,8 +267,8 @@ def show_best(timings: Sequence[Timing]) -> None:
 
 
 class Work:
-    """The runs that are left, of which each GPU takes one after the other. A timing and the copy that it is held against come
-    from one run, and so from one GPU."""
+    """The runs that are left, of which each GPU takes one after the other. A timing and the copy that it is compared
+    with come from one run, and so from one GPU."""
 
     def __init__(self, everything: Sequence[Run], kept: Path, options: argparse.Namespace) -> None:
         self.number = {run: number for number, run in enumerate(everything, 1)}
@@ -328,7 +338,9 @@ def bench(options: argparse.Namespace) -> int:
     work = Work(everything, kept, options)
     before = sum(run.kept(kept).is_file() for run in everything)
     resumed = f"; {before} of {len(everything)} runs were done before and are kept" if before else ""
-    print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}: the {grid} grid, about {max(1, round(work.left / options.gpus / 60))} minutes{resumed}", flush=True)
+    minutes = max(1, round(work.left / options.gpus / 60))
+    driver = context.get("driver", "unknown")
+    print(f"{context['gpu']}, driver {driver}: the {grid} grid, about {minutes} minutes{resumed}", flush=True)
     failed, finished = [], []
     with ThreadPoolExecutor(max_workers=options.gpus) as pool:
         try:
@@ -352,25 +364,45 @@ def bench(options: argparse.Namespace) -> int:
     if failed:
         print(f"no results for: {', '.join(failed)}", file=sys.stderr)
         return 1
-    print(f"done in {clock_text(time.monotonic() - work.begun)}. ./worklog lock notes their machine code, "
-          f"./worklog charts --gpu {gpu} draws them."
-          if not options.output else f"done in {clock_text(time.monotonic() - work.begun)}; ./worklog charts --compare draws two files beside each other")
+    done = f"done in {clock_text(time.monotonic() - work.begun)}"
+    if options.output:
+        print(f"{done}; ./worklog charts --compare draws two files beside each other")
+    else:
+        print(f"{done}. ./worklog lock notes their machine code, ./worklog charts --gpu {gpu} draws them.")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./worklog bench", description=__doc__.splitlines()[0])
     grids = parser.add_mutually_exclusive_group()
-    grids.add_argument("--quick", action="store_true", help="two minutes: 1024 x 1024, and tensors of 64 MiB (the default)")
+    grids.add_argument(
+        "--quick", action="store_true", help="two minutes: 1024 x 1024, and tensors of 64 MiB (the default)"
+    )
     grids.add_argument("--full", action="store_true", help="all shapes of the committed results, tensors of 512 MiB")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be given more than once)")
+    parser.add_argument(
+        "--stage", action="append", default=[], help="only this stage: 07, or 07_backward (may be given more than once)"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has kept")
     parser.add_argument("--plan", action="store_true", help="print the calls that would be made, and stop")
-    parser.add_argument("--output", type=Path, help="folder to write NN_name.json to, in the place of NN_name/results/<gpu>.json")
-    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
+    parser.add_argument(
+        "--output", type=Path, help="folder to write NN_name.json to, instead of NN_name/results/<gpu>.json"
+    )
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=ROOT / "build/gpu/bin",
+        help="folder of the stages' programs (default: build/gpu/bin)",
+    )
     parser.add_argument("--gpus", type=int, default=1, help="so many GPUs of one kind share the runs (default: 1)")
-    parser.add_argument("--pause", type=int, default=20, help="seconds to let the GPU cool down where its clocks sank (default: 20)")
-    parser.add_argument("--work", type=Path, default=ROOT / "build/bench", help="folder for what an interrupted run keeps (default: build/bench)")
+    parser.add_argument(
+        "--pause", type=int, default=20, help="seconds to let the GPU cool down where its clocks sank (default: 20)"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build/bench",
+        help="folder for what an interrupted run keeps (default: build/bench)",
+    )
     options = parser.parse_args(arguments)
     if options.gpus < 1:
         parser.error("--gpus: at least one")

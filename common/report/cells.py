@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results import ELEMENT_BYTES
+from grid import ELEMENT_BYTES
 
 STAGE = "compare"  # stands where a stage's name does in the names of the timings
 OURS, COPY = "ours", "copy"
 EVERYONE = "all"  # the contender of an absence that ended a cell
 TENSORS = {  # tensors of the cell's size that must be read or written once
-    "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4, "layernorm_backward": 3,
-    "rmsnorm_backward": 3, "add_layernorm_backward": 4, "add_rmsnorm_backward": 4, "batchnorm_train": 2, "batchnorm_inference": 2,
-    "batchnorm_backward": 3,
+    "layernorm_forward": 2, "rmsnorm_forward": 2, "add_layernorm_forward": 4, "add_rmsnorm_forward": 4,
+    "layernorm_backward": 3, "rmsnorm_backward": 3, "add_layernorm_backward": 4, "add_rmsnorm_backward": 4,
+    "batchnorm_train": 2, "batchnorm_inference": 2, "batchnorm_backward": 3,
 }
-STAGE_OF = {"layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_residual", "add_layernorm_forward": "06_fused_residual",
-            "add_rmsnorm_forward": "06_fused_residual", "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
-            "add_layernorm_backward": "07_backward", "add_rmsnorm_backward": "07_backward", "batchnorm_train": "08_batchnorm",
-            "batchnorm_inference": "08_batchnorm", "batchnorm_backward": "08_batchnorm"}
+STAGE_OF = {
+    "layernorm_forward": "05_welford", "rmsnorm_forward": "06_fused_residual",
+    "add_layernorm_forward": "06_fused_residual", "add_rmsnorm_forward": "06_fused_residual",
+    "layernorm_backward": "07_backward", "rmsnorm_backward": "07_backward",
+    "add_layernorm_backward": "07_backward", "add_rmsnorm_backward": "07_backward",
+    "batchnorm_train": "08_batchnorm", "batchnorm_inference": "08_batchnorm", "batchnorm_backward": "08_batchnorm",
+}
 # Our final kernels, as the stages' programs call them.
 VARIANT_OF = {
     "layernorm_forward": "layer_norm", "rmsnorm_forward": "norm", "add_layernorm_forward": "fused",
@@ -68,12 +71,16 @@ COLS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 
 ODD_COLS = (50, 1023, 4095, 4097, 12289, 50257)
 QUICK_COLS = (256, 1024, 4095, 4096, 16384, 65536)
 FEW_ROWS = ((1, 4096), (1, 65536), (64, 4096), (1024, 1024), (4096, 8192))
-BATCHES = ((1024, 64), (65536, 64), (1048576, 64), (65536, 256), (1048576, 256), (65536, 1000), (65536, 1024), (65536, 4096), (4096, 16384))
+BATCHES = (
+    (1024, 64), (65536, 64), (1048576, 64), (65536, 256), (1048576, 256), (65536, 1000), (65536, 1024), (65536, 4096),
+    (4096, 16384),
+)
 
 
-def filling(mib: int, cols: int, dtype: str) -> int:
-    """As many rows as make a tensor of `mib` MiB, at most 1 M."""
-    return max(1, min(2**20, mib * 2**20 // (cols * ELEMENT_BYTES[dtype])))
+def filled(operation: str, dtype: str, mib: int, cols: int) -> Cell:
+    """With as many rows as make a tensor of `mib` MiB, at most 1 M."""
+    rows = max(1, min(2**20, mib * 2**20 // (cols * ELEMENT_BYTES[dtype])))
+    return Cell(operation, dtype, rows, cols)
 
 
 def grid(full: bool) -> list[Cell]:
@@ -83,14 +90,14 @@ def grid(full: bool) -> list[Cell]:
     cells: list[Cell] = []
     if not full:
         quick = ("layernorm_forward", "layernorm_backward", "add_rmsnorm_forward")
-        cells += [Cell(operation, "bf16", filling(64, cols, "bf16"), cols) for operation in quick for cols in QUICK_COLS]
+        cells += [filled(operation, "bf16", 64, cols) for operation in quick for cols in QUICK_COLS]
         cells += [Cell(operation, "fp32", 64, 4096) for operation in quick[:2]]
         cells += [Cell(operation, "fp32", 65536, 256) for operation in ("batchnorm_train", "batchnorm_backward")]
         return cells
     for dtype in ("bf16", "fp32", "fp16"):
-        cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for cols in COLS for operation in rows_operations]
+        cells += [filled(operation, dtype, 512, cols) for cols in COLS for operation in rows_operations]
         cells += [Cell(operation, dtype, rows, cols) for rows, cols in BATCHES for operation in batch_operations]
-        cells += [Cell(operation, dtype, filling(512, cols, dtype), cols) for cols in ODD_COLS for operation in rows_operations]
+        cells += [filled(operation, dtype, 512, cols) for cols in ODD_COLS for operation in rows_operations]
         cells += [Cell(operation, dtype, rows, cols) for rows, cols in FEW_ROWS for operation in rows_operations]
     return list(dict.fromkeys(cells))
 

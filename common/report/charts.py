@@ -7,9 +7,9 @@
     python3 common/report/charts.py --check              writes none; compares bytes with what it draws, --force: of all
     python3 common/report/charts.py --compare A.json B.json   what two results files have in common, to my/compare.svg
 
-A chart of a stage goes to NN_name/charts/NAME_GPU.svg, one of the whole ladder to docs/charts/NAME_GPU.svg. The drawings
-of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. redraw.py decides what has changed, by
-what a chart was drawn from when it was last drawn or compared in this folder. Needs requirements.txt.
+A chart of a stage goes to NN_name/charts/NAME_GPU.svg, one of the whole ladder to docs/charts/NAME_GPU.svg. The
+drawings of drawings.py, which depend on no GPU, are drawn along unless a GPU is named. redraw.py decides what has
+changed, by what a chart was drawn from when it was last drawn or compared in this folder. Needs requirements.txt.
 
 Every chart stands on a light panel of its own, for the reason that svg.py gives. Text stays text, in a generic family;
 it is measured with DejaVu Sans, which matplotlib brings along and which is wider than most, so that it fits with others
@@ -35,11 +35,17 @@ from pathlib import Path
 
 import drawings
 import redraw
-from figures import percent, significant, size_of
-from results import DEFAULT_GPU, ELEMENT_BYTES, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, Timing, baseline_of
-from svg import EDGE, INK, MUTED, PANEL
+from cells import COPY, OURS, TENSORS, Cell, cell_of
+from figures import size_of
+from grid import ELEMENT_BYTES
+from results import (
+    DEFAULT_GPU, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, ResultFile, Timing,
+    baseline_of,
+)
 from rivals import Verdict
+from svg import EDGE, INK, MUTED, PANEL
 from tables import BASELINES, case_of, showcase
+from text import STALE_NOTE, dagger, percent, significant
 
 # Before matplotlib is imported, which takes a while: what is edited meanwhile is drawn again.
 CODE = redraw.digest_of_code(Path(__file__))
@@ -58,7 +64,6 @@ except ImportError as error:
 
 OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", "1024x1024"  # of the charts that show one case
 SHAPE_WORDS = SHAPE.replace("x", " x ")
-STALE_NOTE = "† measured on an earlier version of the kernel"
 
 # Okabe and Ito's palette, which stays apart for color-blind eyes; each entry has a marker, a dash and a hatch too.
 STYLES = [
@@ -100,9 +105,11 @@ SETTINGS = {
 
 
 def numbered_clips(text: str) -> str:
-    """matplotlib names a clip path by its corners to the last bit, which the layout's solver does not give twice alike."""
+    """matplotlib names a clip path by its corners to the last bit, which the layout's solver does not give twice
+    alike."""
     numbers: dict[str, str] = {}
-    return re.sub(r"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=clipPath id=\")p[0-9a-f]{10}", lambda found: numbers.setdefault(found[0], f"clip{len(numbers) + 1}"), text)
+    names = r"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=clipPath id=\")p[0-9a-f]{10}"
+    return re.sub(names, lambda found: numbers.setdefault(found[0], f"clip{len(numbers) + 1}"), text)
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,8 @@ class Chart:
         text = numbered_clips(buffer.getvalue())
         begin = text.index("<svg ")
         end = text.index(">", begin)
-        words = f'<title id="title">{escape(self.title)}</title>\n <desc id="description">{escape(self.description)}</desc>'
+        title = f'<title id="title">{escape(self.title)}</title>'
+        words = f'{title}\n <desc id="description">{escape(self.description)}</desc>'
         opening = text[begin:end] + ' role="img" aria-labelledby="title description"'
         return text[:begin] + opening + ">\n " + words + "\n" + text[end + 1 :].lstrip("\n")
 
@@ -148,11 +156,17 @@ def provenance(repository: Repository, stage: str, gpu: str) -> str:
 
 
 def name_of(entry: Timing | Check) -> str:
-    return entry.label + ("†" if entry.stale else "")
+    return dagger(entry.label, entry.stale)
 
 
 def stale_note(entries: Sequence[Timing | Check]) -> str:
     return STALE_NOTE if any(entry.stale for entry in entries) else ""
+
+
+def cold_rivals(repository: Repository, gpu: str) -> list[Timing]:
+    """The other libraries' timings, of those that have a marker."""
+    peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
+    return [t for t in peers if t.mode == "cold" and t.label in PEER_MARKERS]
 
 
 def baseline_label(operations: Iterable[str]) -> str:
@@ -179,7 +193,8 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     own = [t for t in own if t.operation == operation]
     bars: list[tuple[str, float, str, str]] = []  # label, seconds, color, hatch
     before = stage_before(repository, stage, gpu)
-    earlier = [t for t in wanted(repository.stage_results(before, gpu).timings) if t.operation == operation] if before else []
+    timings_before = repository.stage_results(before, gpu).timings if before else ()
+    earlier = [t for t in wanted(timings_before) if t.operation == operation]
     shown = list(own)
     if earlier:
         fastest = min(earlier, key=lambda t: t.seconds)
@@ -190,20 +205,31 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         bars.append((name_of(t), t.seconds, color, hatch))
     copies = [t.copy_seconds for t in own if t.copy_seconds]
     if copies:
-        bars.append((baseline_label([operation]).replace(" of", "\nof"), sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
+        label = baseline_label([operation]).replace(" of", "\nof")
+        bars.append((label, sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
 
     figure, (ax,) = page(7.2, 1.25 + 0.42 * len(bars))
     positions = range(len(bars), 0, -1)
     for y, (_, seconds, color, hatch) in zip(positions, bars):
-        ax.barh(y, seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor="white" if color != "#ffffff" else MUTED, linewidth=0.8)
-        ax.annotate(f"{significant(seconds * 1e6)} µs", (seconds * 1e6, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+        ax.barh(
+            y, seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor="white" if color != "#ffffff" else MUTED,
+            linewidth=0.8,
+        )
+        ax.annotate(
+            f"{significant(seconds * 1e6)} µs", (seconds * 1e6, y), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=9,
+        )
     ax.set_yticks(list(positions), [bar[0] for bar in bars])
     ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.14)
     ax.set_xlabel("time, µs (shorter is better)")
     title = f"{stage}: time at {SHAPE_WORDS}, {DTYPE}"
     ax.set_title(title)
-    footnote(figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown))
-    described = "; ".join(f"{label} {significant(seconds * 1e6)} microseconds".replace("\n", " ") for label, seconds, _, _ in bars)
+    footnote(
+        figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown)
+    )
+    described = "; ".join(
+        f"{label} {significant(seconds * 1e6)} microseconds".replace("\n", " ") for label, seconds, _, _ in bars
+    )
     return Chart(Path(f"{stage}/charts/time_{gpu}.svg"), title, f"Bars on {gpu.upper()}: {described}.", figure)
 
 
@@ -255,18 +281,25 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     rows = math.ceil(len(groups) / columns) if len(operations) == 1 else len(operations)
     width = max(7.2, 3.4 * columns) if len(operations) == 1 else 2.8 + 3.0 * columns
     figure, axes = page(width, 0.9 + (3.3 if len(operations) == 1 else 2.4) * rows, rows, columns, sharey=True)
-    spots = {key: axes[index] if len(operations) == 1 else axes[operations.index(key[0]) * columns + dtypes.index(key[1])]
-             for index, key in enumerate(groups)}
+
+    def spot(index: int, operation: str, dtype: str) -> Axes:
+        return axes[index if len(operations) == 1 else operations.index(operation) * columns + dtypes.index(dtype)]
+
+    spots = {key: spot(index, *key) for index, key in enumerate(groups)}
     handles: dict[str, object] = {}
     sentences, shown = [], []
     for (operation, dtype), series in groups.items():
         ax = spots[operation, dtype]
         own = [t for line in series.values() for t in line]
         shown += own
-        handles[f"{baseline_of(operations)} of the same reads and writes" if len(operations) > 1 else baseline_label([operation])] = ax.axhline(
-            1.0, color=INK, linewidth=1.2)
+        of_all = f"{baseline_of(operations)} of the same reads and writes"
+        baseline = of_all if len(operations) > 1 else baseline_label([operation])
+        handles[baseline] = ax.axhline(1.0, color=INK, linewidth=1.2)
         if before:
-            same = [t for t in repository.stage_results(before, gpu).timings if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)]
+            same = [
+                t for t in repository.stage_results(before, gpu).timings
+                if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)
+            ]
             widths = {(t.rows, t.cols) for t in own}
             best: dict[int, Timing] = {}
             for t in over_cols_of_best(same):
@@ -274,9 +307,11 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                     best[t.cols] = t
             if best:
                 line = [best[cols] for cols in sorted(best)]
-                label = f"fastest of stage {before[:2]}" + ("†" if any(t.stale for t in line) else "")
+                label = dagger(f"fastest of stage {before[:2]}", any(t.stale for t in line))
                 shown += line
-                (handles[label],) = ax.plot([t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1)
+                (handles[label],) = ax.plot(
+                    [t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1
+                )
         for variant, line in series.items():
             if not line:
                 continue
@@ -284,22 +319,29 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             # Odd widths are another problem than their neighbours: they stand beside the line, hollow.
             even, odd = [t for t in line if t.cols % 8 == 0], [t for t in line if t.cols % 8 != 0]
             (handles[name_of(line[0])],) = ax.plot(
-                [t.cols for t in even], [t.share_of_copy for t in even], color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5
+                [t.cols for t in even], [t.share_of_copy for t in even], color=color, marker=marker, linestyle=dash,
+                markersize=5, linewidth=1.5,
             )
             if odd:
                 (handles["hollow: not a multiple of 8"],) = ax.plot(
-                    [t.cols for t in odd], [t.share_of_copy for t in odd], color=color, marker=marker, linestyle="none", markersize=6, fillstyle="none"
+                    [t.cols for t in odd], [t.share_of_copy for t in odd], color=color, marker=marker, linestyle="none",
+                    markersize=6, fillstyle="none",
                 )
-            sentences.append(f"{operation} {dtype} {variant}: " + ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line))
+            shares = ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line)
+            sentences.append(f"{operation} {dtype} {variant}: {shares}")
         cases = {case_of(t) for t in own}
         for label, marker in PEER_MARKERS.items():
-            points = [t for t in peers if t.label == label and t.mode == "cold" and case_of(t) in cases and t.share_of_copy]
+            of_peer = [t for t in peers if t.label == label and t.mode == "cold" and t.share_of_copy]
+            points = [t for t in of_peer if case_of(t) in cases]
             if points:
-                (handles[label],) = ax.plot([t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
-                                            color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
+                (handles[label],) = ax.plot(
+                    [t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
+                    color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1,
+                )
         cols_axis(ax, [t.cols for t in own])
         first_of_line = len(operations) > 1 and dtype == next(d for o, d in groups if o == operation)
-        ax.set_title(f"{operation}, {dtype}" if first_of_line else dtype, **({"fontsize": 9.5} if len(operations) > 1 else {}))
+        size = {"fontsize": 9.5} if len(operations) > 1 else {}
+        ax.set_title(f"{operation}, {dtype}" if first_of_line else dtype, **size)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
@@ -327,10 +369,11 @@ def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
 
 
 def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
-    """Bars, a panel for each operation past the plain forward pass: time on a large tensor, with the other libraries."""
+    """Bars, a panel for each operation past the plain forward pass: time on a large tensor, with the other
+    libraries."""
     cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.share_of_copy]
     operations = [name for name in dict.fromkeys(t.operation for t in cold) if name != OPERATION]
-    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    rivals = cold_rivals(repository, gpu)
     order = list(dict.fromkeys(t.variant for t in cold))
     panels: list[tuple[str, list[Timing]]] = []
     for operation in operations:
@@ -350,33 +393,48 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         # A bar that is many times the fastest would leave nothing to see of the others: it ends at the panel's edge.
         most = max(t.seconds for t in bars if t.seconds < 8 * min(t.seconds for t in bars)) / size
         for y, t in zip(range(len(bars), 0, -1), bars):
-            color, _, _, hatch = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
-            ax.barh(y, t.seconds / size, height=0.66, color=color, hatch=hatch, edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8)
-            text = f"{significant(t.seconds / size)} {unit}" + (f" · {percent(t.share_of_copy)}" if t.share_of_copy else "")
+            style = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
+            color, _, _, hatch = style
+            ax.barh(
+                y, t.seconds / size, height=0.66, color=color, hatch=hatch,
+                edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8,
+            )
+            text = f"{significant(t.seconds / size)} {unit}"
+            text += f" · {percent(t.share_of_copy)}" if t.share_of_copy else ""
             cut = t.seconds / size > most * 1.32
-            ax.annotate(f"{text} →" if cut else text, (most * 1.3 if cut else t.seconds / size, y), xytext=(0 if cut else 4, 0),
-                        textcoords="offset points", va="center", ha="right" if cut else "left", fontsize=8.5,
-                        bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None)
+            ax.annotate(
+                f"{text} →" if cut else text, (most * 1.3 if cut else t.seconds / size, y), xytext=(0 if cut else 4, 0),
+                textcoords="offset points", va="center", ha="right" if cut else "left", fontsize=8.5,
+                bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None,
+            )
         ideal = sorted(t.copy_seconds for t in bars if t.stage != PEERS)[0] / size
         ax.axvline(ideal, color=INK, linewidth=1.2)
-        ax.annotate(f"a {baseline_of([operation])}", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8)
+        ax.annotate(
+            f"a {baseline_of([operation])}", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2),
+            textcoords="offset points", fontsize=8,
+        )
         ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
         ax.set_xlim(0, most * 1.32)
         ax.set_ylim(0.4, len(bars) + 0.6)
         ax.set_title(f"{operation}, {bars[0].dtype}, {bars[0].shape.replace('x', ' x ')}", fontsize=10, pad=15)
-        sentences.append(f"{operation} {bars[0].dtype} {bars[0].shape}: " + ", ".join(f"{t.label} {significant(t.seconds / size)} {unit}" for t in bars))
+        times = ", ".join(f"{t.label} {significant(t.seconds / size)} {unit}" for t in bars)
+        sentences.append(f"{operation} {bars[0].dtype} {bars[0].shape}: {times}")
     title = f"{stage}: time on large tensors"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "cold L2 cache, median; the share is that of a stream of the same reads and writes", provenance(repository, stage, gpu),
-             stale_note([t for _, bars in panels for t in bars]))
+    footnote(
+        figure, gpu.upper(), "cold L2 cache, median; the share is that of a stream of the same reads and writes",
+        provenance(repository, stage, gpu), stale_note([t for _, bars in panels for t in bars]),
+    )
     return Chart(Path(f"{stage}/charts/large_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def draw_prediction(ax: Axes, pairs: Sequence[tuple[Timing, Timing]], launch: float) -> tuple[object, str]:
-    """The ratio of five trips and two launches to four trips and one, over rows, and where a launch costs as much as a trip.
+    """The ratio of five trips and two launches to four trips and one, over rows, and where a launch costs as much as a
+    trip.
 
-    `launch` is in seconds. A row's trip is a quarter of what a stream of four tensors takes for it, in the largest of `pairs`.
+    `launch` is in seconds. A row's trip is a quarter of what a stream of four tensors takes for it, in the largest of
+    `pairs`.
     """
     largest = max((t for t, _ in pairs if t.copy_seconds), key=lambda t: t.rows)
     trip = largest.copy_seconds / 4 / largest.rows
@@ -386,22 +444,32 @@ def draw_prediction(ax: Axes, pairs: Sequence[tuple[Timing, Timing]], launch: fl
         return (2 * launch + 5 * trip * rows) / (launch + 4 * trip * rows)
 
     steps = range(math.floor(4 * math.log2(measured[0])), math.ceil(4 * math.log2(measured[-1])) + 1)
-    (curve,) = ax.plot([2 ** (k / 4) for k in steps], [ratio(2 ** (k / 4)) for k in steps], color=MUTED, linestyle=(0, (4, 2)), linewidth=1.5, zorder=1.5)
+    (curve,) = ax.plot(
+        [2 ** (k / 4) for k in steps], [ratio(2 ** (k / 4)) for k in steps], color=MUTED, linestyle=(0, (4, 2)),
+        linewidth=1.5, zorder=1.5,
+    )
     even = launch / trip
     meeting = f"{significant(even, 2)} rows"
     ax.axvline(even, color=MUTED, linewidth=0.8, zorder=1)
-    ax.annotate(f"a launch costs a trip:\n{meeting}", (even, 1), xycoords=("data", "axes fraction"), xytext=(5, -2), textcoords="offset points",
-                va="top", fontsize=8.5, bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5})
-    return curve, ", ".join(f"{significant(ratio(rows))} at {rows}" for rows in measured) + f"; a launch costs a trip at {meeting}"
+    ax.annotate(
+        f"a launch costs a trip:\n{meeting}", (even, 1), xycoords=("data", "axes fraction"), xytext=(5, -2),
+        textcoords="offset points", va="top", fontsize=8.5, bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5},
+    )
+    ratios = ", ".join(f"{significant(ratio(rows))} at {rows}" for rows in measured)
+    return curve, f"{ratios}; a launch costs a trip at {meeting}"
 
 
 def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
-    """Lines: how many times as long the unfused variant takes, over cols on large tensors and over rows, beside what we predict."""
-    timings = [t for t in repository.stage_results(stage, gpu).timings if t.variant in ("fused", "unfused") and t.dtype == "bf16"]
+    """Lines: how many times as long the unfused variant takes, over cols on large tensors and over rows, beside what we
+    predict."""
+    both = [t for t in repository.stage_results(stage, gpu).timings if t.variant in ("fused", "unfused")]
+    timings = [t for t in both if t.dtype == "bf16"]
     unfused = {(t.operation, t.shape, t.mode): t for t in timings if t.variant == "unfused"}
-    pairs = [(t, unfused[t.operation, t.shape, t.mode]) for t in timings if t.variant == "fused" and (t.operation, t.shape, t.mode) in unfused]
+    fused = [t for t in timings if t.variant == "fused" and (t.operation, t.shape, t.mode) in unfused]
+    pairs = [(t, unfused[t.operation, t.shape, t.mode]) for t in fused]
     by_rows = [pair for pair in pairs if pair[0].cols == 4096]
-    large = {t.cols: t.rows for t, _ in sorted(pairs, key=lambda pair: pair[0].rows) if t.tensor_mib >= 100 and t.mode == "cold"}
+    ascending = sorted((t for t, _ in pairs), key=lambda t: t.rows)
+    large = {t.cols: t.rows for t in ascending if t.tensor_mib >= 100 and t.mode == "cold"}
     by_cols = [pair for pair in pairs if pair[0].mode == "cold" and large.get(pair[0].cols) == pair[0].rows]
     if len({t.rows for t, _ in by_rows}) < 2 or len(large) < 2:
         return None
@@ -410,19 +478,27 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     handles: dict[str, object] = {}
     sentences = []
 
-    def draw_line(ax: Axes, line: list[tuple[Timing, Timing]], place: Callable[[Timing], int], style: int, label: str, hollow: bool) -> None:
+    def draw_line(
+        ax: Axes, line: list[tuple[Timing, Timing]], place: Callable[[Timing], int], style: int, label: str,
+        hollow: bool,
+    ) -> None:
         line = sorted(line, key=lambda pair: place(pair[0]))
         color, marker, dash, _ = STYLES[style]
         points = [(place(t), other.seconds / t.seconds) for t, other in line]
-        (handles[label],) = ax.plot(*zip(*points), color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5, fillstyle="none" if hollow else "full")
+        (handles[label],) = ax.plot(
+            *zip(*points), color=color, marker=marker, linestyle=dash, markersize=5, linewidth=1.5,
+            fillstyle="none" if hollow else "full",
+        )
         sentences.append(f"{label}: " + ", ".join(f"{significant(ratio)} at {at}" for at, ratio in points))
 
     for style, operation in enumerate(operations):
-        draw_line(cols_ax, [pair for pair in by_cols if pair[0].operation == operation], lambda t: t.cols, style, f"{operation}, cold", False)
+        line = [pair for pair in by_cols if pair[0].operation == operation]
+        draw_line(cols_ax, line, lambda t: t.cols, style, f"{operation}, cold", False)
         for mode in ("cold", "graph"):
             line = [pair for pair in by_rows if pair[0].operation == operation and pair[0].mode == mode]
             if line:
-                draw_line(rows_ax, line, lambda t: t.rows, style if mode == "cold" else style + len(operations), f"{operation}, {mode}", mode == "graph")
+                own_style = style if mode == "cold" else style + len(operations)
+                draw_line(rows_ax, line, lambda t: t.rows, own_style, f"{operation}, {mode}", mode == "graph")
     for ax, name in ((cols_ax, "large tensors, over cols"), (rows_ax, "4096 cols, over rows")):
         handles["5/4: by the bytes"] = ax.axhline(1.25, color=INK, linewidth=1.2)
         ax.set_title(name, fontsize=10)
@@ -433,7 +509,10 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     if launch and any(t.copy_seconds for t, _ in by_rows):
         handles["predicted for a graph"], words = draw_prediction(rows_ax, by_rows, float(launch) * 1e-6)
         sentences.append(f"predicted for a graph: {words}")
-        basis = f"predicted: the rate of a stream, and {significant(float(launch))} µs for a launch, as an empty kernel in a graph takes"
+        basis = (
+            f"predicted: the rate of a stream, and {significant(float(launch))} µs for a launch, as an empty kernel in "
+            "a graph takes"
+        )
     cols_axis(cols_ax, [*large])
     cols_axis(rows_ax, [t.rows for t, _ in by_rows])
     rows_ax.set_xlabel("rows")
@@ -442,13 +521,16 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     title = f"{stage}: two kernels against one"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    footnote(figure, gpu.upper(), "bf16, median", basis, provenance(repository, stage, gpu), stale_note([t for t, _ in pairs]))
+    footnote(
+        figure, gpu.upper(), "bf16, median", basis, provenance(repository, stage, gpu),
+        stale_note([t for t, _ in pairs]),
+    )
     return Chart(Path(f"{stage}/charts/fused_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
-# What BatchNorm's passes must move, as a ratio of the stream's bytes that their times are held against: training reads x twice
-# and writes y; backward reads dy and x twice and writes dx.
+# What BatchNorm's passes must move, as a ratio of the stream's bytes that their times are compared with: training
+# reads x twice and writes y; backward reads dy and x twice and writes dx.
 PASSES = {"batchnorm_train": 3 / 2, "batchnorm_inference": 1.0, "batchnorm_backward": 5 / 3}
 
 
@@ -459,14 +541,20 @@ def shape_label(t: Timing) -> str:
 
 
 def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
-    """Points over shapes, a panel for each of BatchNorm's operations: the share of a copy's rate at which its passes move their bytes."""
-    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.share_of_copy and t.operation in PASSES]
+    """Points over shapes, a panel for each of BatchNorm's operations: the share of a copy's rate at which its passes
+    move their bytes."""
+    of_passes = [t for t in repository.stage_results(stage, gpu).timings if t.operation in PASSES]
+    cold = [t for t in of_passes if t.mode == "cold" and t.share_of_copy]
     final = cold[-1].variant if cold else ""
     own = [t for t in cold if t.variant == final and t.dtype in ("fp32", "bf16") and t.rows * t.cols * t.pixels > 2**22]
-    shapes = list(dict.fromkeys(t.shape for t in sorted(own, key=lambda t: (t.pixels > 1, t.layout, -t.cols if t.pixels == 1 else t.cols, t.rows))))
+
+    def order(t: Timing) -> tuple[bool, str, int, int]:
+        return t.pixels > 1, t.layout, -t.cols if t.pixels == 1 else t.cols, t.rows
+
+    shapes = list(dict.fromkeys(t.shape for t in sorted(own, key=order)))
     if len(shapes) < 2:
         return None
-    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    rivals = cold_rivals(repository, gpu)
     operations = [operation for operation in PASSES if any(t.operation == operation for t in own)]
     labels = {t.shape: shape_label(t) for t in own}
     figure, axes = page(2.4 + 0.72 * len(shapes), 1.8 + 1.75 * len(operations), len(operations), 1, sharex=True)
@@ -477,37 +565,47 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         for style, dtype in enumerate(("fp32", "bf16")):
             color, marker, _, _ = STYLES[style]
             points = [t for t in own if (t.operation, t.dtype) == (operation, dtype)]
-            for side, entries, options in (
-                [(0, points, {"color": color, "marker": marker, "markersize": 6})]
-                + [(0, [t for t in rivals if (t.operation, t.dtype, t.label) == (operation, dtype, label) and t.shape in labels and t.share_of_copy],
-                    {"color": INK, "marker": mark, "fillstyle": "none", "markersize": 6}) for label, mark in PEER_MARKERS.items()]
-            ):
+            drawn = [(points, {"color": color, "marker": marker, "markersize": 6})]
+            others = [t for t in rivals if (t.operation, t.dtype) == (operation, dtype)]
+            others = [t for t in others if t.shape in labels and t.share_of_copy]
+            for label, mark in PEER_MARKERS.items():
+                look = {"color": INK, "marker": mark, "fillstyle": "none", "markersize": 6}
+                drawn.append(([t for t in others if t.label == label], look))
+            for entries, options in drawn:
                 if not entries:
                     continue
-                places = [shapes.index(t.shape) + (style - 0.5) * 0.24 + side for t in entries]
+                places = [shapes.index(t.shape) + (style - 0.5) * 0.24 for t in entries]
                 shares = [t.share_of_copy * PASSES[operation] for t in entries]
                 (handles[f"{name_of(entries[0])}, {dtype}"],) = ax.plot(places, shares, linestyle="none", **options)
-                sentences.append(f"{operation} {dtype} {entries[0].label}: " + ", ".join(f"{percent(s)} at {t.shape}" for t, s in zip(entries, shares)))
+                at_shapes = ", ".join(f"{percent(s)} at {t.shape}" for t, s in zip(entries, shares))
+                sentences.append(f"{operation} {dtype} {entries[0].label}: {at_shapes}")
         ax.set_title(operation, fontsize=10)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.set_ylim(0.4, max(1.08, ax.get_ylim()[1]))
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes[-1].set_xticks(range(len(shapes)), [labels[shape] for shape in shapes], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    axes[-1].set_xticks(
+        range(len(shapes)), [labels[shape] for shape in shapes], rotation=60, ha="right", rotation_mode="anchor",
+        fontsize=8,
+    )
     axes[-1].set_xlim(-0.6, len(shapes) - 0.4)
     title = f"{stage}: the rate of the passes"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    footnote(figure, gpu.upper(), "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
-             "cold L2 cache, tensors of more than 4 Mi elements", provenance(repository, stage, gpu), stale_note(own))
+    footnote(
+        figure, gpu.upper(),
+        "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
+        "cold L2 cache, tensors of more than 4 Mi elements", provenance(repository, stage, gpu), stale_note(own),
+    )
     return Chart(Path(f"{stage}/charts/passes_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     """Bars, a panel for each small shape: time of BatchNorm's training pass, with the other libraries and a copy."""
-    cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.operation == "batchnorm_train" and t.dtype == DTYPE and t.pixels == 1]
-    rivals = [t for t in repository.peers(gpu).timings if t.mode == "cold" and t.label in PEER_MARKERS] if repository.has_peers(gpu) else []
+    of_training = [t for t in repository.stage_results(stage, gpu).timings if t.operation == "batchnorm_train"]
+    cold = [t for t in of_training if t.mode == "cold" and t.dtype == DTYPE and t.pixels == 1]
+    rivals = cold_rivals(repository, gpu)
     order = list(dict.fromkeys(t.variant for t in cold))
     panels: list[tuple[str, list[Timing]]] = []
     for shape in dict.fromkeys(t.shape for t in sorted(cold, key=lambda t: t.tensor_mib) if t.tensor_mib <= 64):
@@ -521,15 +619,25 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     for ax, (shape, bars) in zip(axes, panels):
         most = max(t.seconds for t in bars if t.seconds < 6 * min(t.seconds for t in bars)) * 1e6
         for y, t in zip(range(len(bars), 0, -1), bars):
-            color, _, _, hatch = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
-            ax.barh(y, t.seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8)
+            style = ("#dde2e7", "", "", "") if t.stage == PEERS else STYLES[order.index(t.variant) % len(STYLES)]
+            color, _, _, hatch = style
+            ax.barh(
+                y, t.seconds * 1e6, height=0.66, color=color, hatch=hatch,
+                edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8,
+            )
             cut = t.seconds * 1e6 > most * 1.25
-            ax.annotate(f"{significant(t.seconds * 1e6)} µs" + (" →" if cut else ""), (most * 1.23 if cut else t.seconds * 1e6, y), xytext=(0 if cut else 4, 0),
-                        textcoords="offset points", va="center", ha="right" if cut else "left", fontsize=8.5,
-                        bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None)
+            ax.annotate(
+                f"{significant(t.seconds * 1e6)} µs" + (" →" if cut else ""),
+                (most * 1.23 if cut else t.seconds * 1e6, y), xytext=(0 if cut else 4, 0), textcoords="offset points",
+                va="center", ha="right" if cut else "left", fontsize=8.5,
+                bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None,
+            )
         ideal = sorted(t.copy_seconds for t in bars if t.stage != PEERS)[0] * 1e6
         ax.axvline(ideal, color=INK, linewidth=1.2)
-        ax.annotate("a copy", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8)
+        ax.annotate(
+            "a copy", (ideal, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points",
+            fontsize=8,
+        )
         ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
         ax.set_xlim(0, most * 1.25)
         ax.set_ylim(0.4, len(bars) + 0.6)
@@ -538,7 +646,10 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     axes[-1].set_xlabel("time, µs (shorter is better)")
     title = f"{stage}: training on small tensors, {DTYPE}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "batchnorm_train", "cold L2 cache, median", provenance(repository, stage, gpu), stale_note([t for _, bars in panels for t in bars]))
+    footnote(
+        figure, gpu.upper(), "batchnorm_train", "cold L2 cache, median", provenance(repository, stage, gpu),
+        stale_note([t for _, bars in panels for t in bars]),
+    )
     return Chart(Path(f"{stage}/charts/small_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
@@ -558,7 +669,8 @@ def ladder_entries(repository: Repository, gpu: str, modes: Sequence[str]) -> li
 
 
 def stage_bands(axes: Sequence[Axes], stages: Sequence[str]) -> None:
-    """Shades every other stage, so that the eye keeps the rows of a stage together. `stages`: one per row, from the top."""
+    """Shades every other stage, so that the eye keeps the rows of a stage together. `stages`: one per row, from the
+    top."""
     groups = list(dict.fromkeys(stages))
     for row, stage in enumerate(stages):
         if groups.index(stage) % 2:
@@ -580,7 +692,10 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     for y, t in zip(ys, entries):
         color, marker, _, hatch = STYLES[order.index(t.stage) % len(STYLES)]
         left.plot([t.seconds * 1e6], [y], marker=marker, color=color, markersize=7, linestyle="none")
-        left.annotate(significant(t.seconds * 1e6), (t.seconds * 1e6, y), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5)
+        left.annotate(
+            significant(t.seconds * 1e6), (t.seconds * 1e6, y), xytext=(8, 0), textcoords="offset points", va="center",
+            fontsize=8.5,
+        )
         if t.share_of_copy:
             right.barh(y, t.share_of_copy, height=0.62, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
             right.text(1.3, y, percent(t.share_of_copy), ha="right", va="center", fontsize=8.5)
@@ -643,7 +758,9 @@ def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
     labels = {"cold": "cold: L2 flushed", "warm": "warm: data in L2", "graph": "graph: warm, no launch cost"}
     for mode, (color, marker, fill) in looks.items():
         if any(mode in modes for modes in lines.values()):
-            ax.plot([], [], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none", label=labels[mode])
+            ax.plot(
+                [], [], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none", label=labels[mode]
+            )
     title = f"Cold against warm: {OPERATION}, {SHAPE_WORDS}, {DTYPE}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(loc="outside right upper")
@@ -670,7 +787,9 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
         checks += [c for c in repository.peers(gpu).checks if (case_of(c), c.input) in cases]
     inputs = list(dict.fromkeys(c.input for c in checks))
     dtypes = [dtype for dtype in ELEMENT_BYTES if any(c.dtype == dtype for c in checks)]
-    variants = {dtype: list(dict.fromkeys((c.stage, c.variant) for c in checks if c.dtype == dtype)) for dtype in dtypes}
+    variants = {
+        dtype: list(dict.fromkeys((c.stage, c.variant) for c in checks if c.dtype == dtype)) for dtype in dtypes
+    }
     heights = [len(variants[dtype]) for dtype in dtypes]
     figure, axes = page(9.0, 1.2 + 1.0 * len(dtypes) + 0.29 * sum(heights), len(dtypes), 1, height_ratios=heights)
     finite = [c.max_ulp_error for c in checks if c.max_ulp_error]
@@ -701,13 +820,17 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
         ax.set_title(dtype)
     title = f"Largest error in units in the last place: {OPERATION}, {SHAPE_WORDS}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is", stale_note(checks))
+    footnote(
+        figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is",
+        stale_note(checks),
+    )
     words = "; ".join(sentences) or "nothing fails"
     return Chart(Path(f"docs/charts/numerics_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, colors: Callable) -> None:
-    """One square of the heat map: color for the size of the error, its number, a frame and a cross where it is too large."""
+    """One square of the heat map: color for the size of the error, its number, a frame and a cross where it is too
+    large."""
     corner = (col - 0.48, row - 0.46)
     if check is None:
         ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor="#f3f5f7", edgecolor="none"))
@@ -734,9 +857,10 @@ def ink_on(color: Sequence[float]) -> str:
     return "#ffffff" if dark else INK
 
 
-# Arithmetic for each element, counted from the formulas: a sum's addition is one, a multiplication and an addition are two.
+# Arithmetic for each element, counted from the formulas: a sum's addition is one, a multiplication and an addition are
+# two.
 FLOPS = {
-    "layernorm_forward": 8,  # mean 1, deviation 1, its square and sum 2, times rstd 1, gamma and beta 2, the mean's place 1
+    "layernorm_forward": 8,  # mean 1, deviation 1, its square and sum 2, times rstd 1, gamma and beta 2, mean's place 1
     "rmsnorm_forward": 4,
     "add_layernorm_forward": 9,
     "add_rmsnorm_forward": 5,
@@ -755,11 +879,13 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     stages = measured_stages(repository, gpu)
     points: list[Timing] = []
     for stage in stages:
-        cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and "bytes" in t.counters and t.operation in FLOPS]
+        counted = [t for t in repository.stage_results(stage, gpu).timings if "bytes" in t.counters]
+        cold = [t for t in counted if t.mode == "cold" and t.operation in FLOPS]
         for operation, dtype in dict.fromkeys((t.operation, t.dtype) for t in cold):
             here = [t for t in cold if (t.operation, t.dtype) == (operation, dtype)]
             large = [t for t in here if t.tensor_mib >= 100]
-            points += [max(chosen, key=lambda t: t.bytes_per_second) for chosen in (large, [t for t in here if t.shape == SHAPE]) if chosen]
+            small = [t for t in here if t.shape == SHAPE]
+            points += [max(chosen, key=lambda t: t.bytes_per_second) for chosen in (large, small) if chosen]
     context = repository.stage_results(stages[0], gpu).context if stages else {}
     if not points or "multiprocessors" not in context or "max_clock_khz" not in context:
         return None
@@ -775,22 +901,30 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     low, high = 0.25, 100.0
     ridge = peak / memory
     ax.plot([low, ridge, high], [low * memory, peak, peak], color=INK, linewidth=1.6)
-    ax.annotate(f"memory: a copy's {significant(memory / 1e12)} TB/s", (1.1 * low, 1.1 * low * memory), rotation=35, rotation_mode="anchor",
-                xytext=(0, 7), textcoords="offset points", fontsize=8.5)
-    ax.annotate(f"arithmetic: {significant(peak / 1e12)} TFLOP/s in fp32", (high, peak), xytext=(-4, 5), textcoords="offset points", ha="right", fontsize=8.5)
+    ax.annotate(
+        f"memory: a copy's {significant(memory / 1e12)} TB/s", (1.1 * low, 1.1 * low * memory), rotation=35,
+        rotation_mode="anchor", xytext=(0, 7), textcoords="offset points", fontsize=8.5,
+    )
+    ax.annotate(
+        f"arithmetic: {significant(peak / 1e12)} TFLOP/s in fp32", (high, peak), xytext=(-4, 5),
+        textcoords="offset points", ha="right", fontsize=8.5,
+    )
     seen: set[str] = set()
     sentences = []
     for t in points:
         color, marker, _, _ = STYLES[stages.index(t.stage) % len(STYLES)]
         large = t.shape != SHAPE
-        label = f"{t.stage}" + ("†" if t.stale else "")
+        label = dagger(t.stage, t.stale)
         x, y = place(t)
         # Stages with the same bytes and arithmetic stand side by side, so that each is seen.
         x *= 1.035 ** (stages.index(t.stage) - len(stages) / 2)
-        ax.plot([x], [y], marker=marker, color=color, markersize=8 if large else 5, fillstyle="full" if large else "none", linestyle="none",
-                label=label if label not in seen else None)
+        ax.plot(
+            [x], [y], marker=marker, color=color, markersize=8 if large else 5, fillstyle="full" if large else "none",
+            linestyle="none", label=label if label not in seen else None,
+        )
         seen.add(label)
-        sentences.append(f"{t.stage} {t.operation} {t.dtype} {t.shape}: {significant(y / 1e12)} TFLOP/s at {significant(x, 2)} FLOP per byte")
+        spot = f"{significant(y / 1e12)} TFLOP/s at {significant(x, 2)} FLOP per byte"
+        sentences.append(f"{t.stage} {t.operation} {t.dtype} {t.shape}: {spot}")
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(low, high)
@@ -804,23 +938,24 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     figure.legend(loc="outside right upper")
     title = "Roofline: the fastest kernel of each stage, operation and type"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "large: tensors of 100 MiB and more; small and hollow: 1024 x 1024", "operations counted from the formulas, cold L2 cache",
-             stale_note(points))
+    footnote(
+        figure, gpu.upper(), "large: tensors of 100 MiB and more; small and hollow: 1024 x 1024",
+        "operations counted from the formulas, cold L2 cache", stale_note(points),
+    )
     return Chart(Path(f"docs/charts/roofline_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
-    """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an operation."""
-    import rivals
-    from cells import COPY, OURS, cell_of
-
+    """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an
+    operation."""
     document = repository.comparison(gpu)
     if document is None:
         return None
     runs = repository.runs(gpu)
-    lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}  # operation, contender, cols: the largest tensor's bytes and share
-    drawn: set[rivals.Cell] = set()
+    # Operation, contender, cols: the largest tensor's bytes and share.
+    lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
+    drawn: set[Cell] = set()
     for entry in document["benchmarks"]:
         variant, cell, mode = cell_of(entry["name"])
         if mode != "cold" or cell.dtype != "bf16" or variant == COPY or cell.operation.startswith("batchnorm"):
@@ -833,38 +968,48 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     old = {cell.operation for cell in drawn if runs.is_stale(cell)}
     names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
     columns = min(3, len(lines))
-    figure, axes = page(3.6 * columns + 0.6, 2.9 * math.ceil(len(lines) / columns) + 0.9, math.ceil(len(lines) / columns), columns, sharey=True)
+    rows = math.ceil(len(lines) / columns)
+    figure, axes = page(3.6 * columns + 0.6, 2.9 * rows + 0.9, rows, columns, sharey=True)
     sentences = []
     for ax, (operation, by_variant) in zip(axes, lines.items()):
         for name, shares in by_variant.items():
             color, marker, dash, _ = STYLES[names.index(name) % len(STYLES)]
             whole, odd = ([c for c in sorted(shares) if (c % 8 == 0) == is_whole] for is_whole in (True, False))
             zorder = 3 if name == OURS else 2
-            ax.plot(whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4, linewidth=2.2 if name == OURS else 1.2,
-                    label=PEER_LABELS.get(name, name), zorder=zorder)
-            ax.plot(odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none", markersize=5, zorder=zorder)
-        ax.set_title(operation + ("†" if operation in old else ""), fontsize=9.5)
+            ax.plot(
+                whole, [shares[c][1] for c in whole], color=color, marker=marker, linestyle=dash, markersize=4,
+                linewidth=2.2 if name == OURS else 1.2, label=PEER_LABELS.get(name, name), zorder=zorder,
+            )
+            ax.plot(
+                odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none",
+                markersize=5, zorder=zorder,
+            )
+        ax.set_title(dagger(operation, operation in old), fontsize=9.5)
         cols_axis(ax, [c for shares in by_variant.values() for c in shares])
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.set_ylim(0, 1.1)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         widest = {name: max(shares) for name, shares in by_variant.items()}
-        sentences.append(f"{operation}: " + ", ".join(f"{PEER_LABELS.get(n, n)} {percent(by_variant[n][c][1])} at {c} columns" for n, c in widest.items()))
+        shares_there = {PEER_LABELS.get(n, n): (by_variant[n][c][1], c) for n, c in widest.items()}
+        at_widest = [f"{label} {percent(share)} at {c} columns" for label, (share, c) in shares_there.items()]
+        sentences.append(f"{operation}: {', '.join(at_widest)}")
     for ax in axes[len(lines):]:
         ax.set_visible(False)
     handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     title = "The final kernels beside other libraries: share of a copy of the same bytes"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns", runs.origin(drawn), STALE_NOTE if old else "")
+    footnote(
+        figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns",
+        runs.origin(drawn), STALE_NOTE if old else "",
+    )
     return Chart(Path(f"docs/charts/compare_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
 
 
 def rivals_map(repository: Repository, gpu: str) -> Chart | None:
-    """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by columns, a panel to a type."""
-    import rivals
-
+    """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by
+    columns, a panel to a type."""
     # The largest tensor at each width.
     by_rows = sorted(repository.verdicts(gpu).values(), key=lambda v: v.cell.rows)
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in by_rows if v.mode == "cold"}
@@ -872,15 +1017,18 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
         return None
     runs = repository.runs(gpu)
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
-    dtypes, operations = ([word for word in known if any(word in key for key in found)] for known in (ELEMENT_BYTES, rivals.TENSORS))
+    dtypes = [dtype for dtype in ELEMENT_BYTES if any(dtype in key for key in found)]
+    operations = [operation for operation in TENSORS if any(operation in key for key in found)]
     widths = sorted({cols for _, _, cols in found})
     figure, axes = page(1.9 + 0.42 * len(widths), 1.1 + (0.5 + 0.27 * len(operations)) * len(dtypes), len(dtypes), 1)
     for ax, dtype in zip(axes, dtypes):
         for row, operation in enumerate(operations):
             for col, cols in enumerate(widths):
                 ahead_cell(ax, row, col, found.get((dtype, operation, cols)))
-        ax.set_yticks(range(len(operations)), [operation + ("†" if operation in old else "") for operation in operations])
-        ax.set_xticks(range(len(widths)), [str(cols) for cols in widths], rotation=45, ha="left", rotation_mode="anchor")
+        ax.set_yticks(range(len(operations)), [dagger(operation, operation in old) for operation in operations])
+        ax.set_xticks(
+            range(len(widths)), [str(cols) for cols in widths], rotation=45, ha="left", rotation_mode="anchor"
+        )
         ax.xaxis.tick_top()
         ax.tick_params(length=0, labelsize=8)
         ax.set_xlim(-0.5, len(widths) - 0.5)
@@ -889,10 +1037,15 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
         ax.set_title(dtype)
     title = "How many times as fast as the fastest other library"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "cold L2 cache, the largest tensor at each number of columns", "framed: another is faster; gray: not measured",
-             runs.origin(v.cell for v in found.values()), STALE_NOTE if old else "")
-    lost = [f"{dtype} {operation} at {cols} columns {v.ahead:.2f}" for (dtype, operation, cols), v in found.items() if v.outcome == "lost"]
-    words = f"{len(found)} cells, of which {sum(v.outcome == 'won' for v in found.values())} are won and these lost: {', '.join(sorted(lost)) or 'none'}"
+    footnote(
+        figure, gpu.upper(), "cold L2 cache, the largest tensor at each number of columns",
+        "framed: another is faster; gray: not measured", runs.origin(v.cell for v in found.values()),
+        STALE_NOTE if old else "",
+    )
+    lost = [v for v in found.values() if v.outcome == "lost"]
+    at = sorted(f"{v.cell.dtype} {v.cell.operation} at {v.cell.cols} columns {v.ahead:.2f}" for v in lost)
+    won = sum(v.outcome == "won" for v in found.values())
+    words = f"{len(found)} cells, of which {won} are won and these lost: {', '.join(at) or 'none'}"
     return Chart(Path(f"docs/charts/compare_map_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
@@ -900,7 +1053,8 @@ BEHIND_TO_AHEAD = LinearSegmentedColormap.from_list("behind_to_ahead", ["#D55E00
 
 
 def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
-    """One square: full blue where we are twice as fast or more, full orange where the other is, a frame where the cell is lost."""
+    """One square: full blue where we are twice as fast or more, full orange where the other is, a frame where the cell
+    is lost."""
     corner = (col - 0.48, row - 0.46)
     if verdict is None:
         ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor="#e3e7eb", edgecolor="none"))
@@ -908,14 +1062,15 @@ def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
     depth = max(-1.0, min(math.log2(verdict.ahead), 1.0))
     color = BEHIND_TO_AHEAD((depth + 1) / 2)
     lost = verdict.outcome == "lost"
-    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK if lost else "#e4e8ec", linewidth=1.2 if lost else 0.6))
-    ax.text(col, row, f"{verdict.ahead:.2f}" if verdict.ahead < 9.995 else f"{verdict.ahead:.1f}", ha="center", va="center", fontsize=7.5,
-            color=ink_on(color))
+    edge, width = (INK, 1.2) if lost else ("#e4e8ec", 0.6)
+    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=edge, linewidth=width))
+    text = f"{verdict.ahead:.2f}" if verdict.ahead < 9.995 else f"{verdict.ahead:.1f}"
+    ax.text(col, row, text, ha="center", va="center", fontsize=7.5, color=ink_on(color))
 
 
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
-    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses of the first seed, and the
-    time of a step."""
+    """A small GPT trained with PyTorch's norms and with ours, as examples/gpt.py found it: the losses of the first
+    seed, and the time of a step."""
     data = f"gpt_{gpu}"
     if not repository.has_data(data):
         return None
@@ -923,16 +1078,21 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
     context = document["context"]
     old = repository.data_is_stale(data)
-    runs = {name + ("†" if old and name.startswith("ours") else ""): run for name, run in document["runs"].items()}
-    curves = {name: run["losses"][0] if isinstance(run["losses"][0], list) else run["losses"] for name, run in runs.items()}
+    runs = {dagger(name, old and name.startswith("ours")): run for name, run in document["runs"].items()}
+    losses_of = {name: run["losses"] for name, run in runs.items()}
+    curves = {name: found[0] if isinstance(found[0], list) else found for name, found in losses_of.items()}
     for index, (name, run) in enumerate(runs.items()):
         color, marker, dash, hatch = STYLES[index % len(STYLES)]
         every = max(1, len(curves[name]) // 12)
-        losses.plot(range(1, len(curves[name]) + 1), curves[name], color=color, linestyle=dash, linewidth=1.3, marker=marker, markersize=4,
-                    markevery=(index * every // len(runs), every), label=name)
+        losses.plot(
+            range(1, len(curves[name]) + 1), curves[name], color=color, linestyle=dash, linewidth=1.3, marker=marker,
+            markersize=4, markevery=(index * every // len(runs), every), label=name,
+        )
         times.barh([index], [run["step_seconds"] * 1e3], color=color, hatch=hatch, edgecolor=PANEL, height=0.62)
-        times.annotate(significant(run["step_seconds"] * 1e3), (run["step_seconds"] * 1e3, index), xytext=(4, 0), textcoords="offset points", va="center",
-                       fontsize=8.5)
+        step = run["step_seconds"] * 1e3
+        times.annotate(
+            significant(step), (step, index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
+        )
     losses.set_xlabel("step")
     losses.set_title("loss")
     losses.grid(axis="y", color="#e4e8ec", linewidth=0.8)
@@ -944,19 +1104,30 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     size = context["size"]
     title = "A small GPT, trained with PyTorch's norms and with ours"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), f"{size['layers']} layers of width {size['width']}, {size['batch']} x {size['context']} tokens a step, {context['dtype']}",
-             f"losses of the first of {context['seeds']} seeds" if context.get("seeds", 1) > 1 else "", f"PyTorch {context['torch']}", context["date"],
-             STALE_NOTE if old else "")
-    words = "; ".join(f"{name}: loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}, a step {significant(run['step_seconds'] * 1e3)} ms"
-                      for name, run in runs.items())
+    model = f"{size['layers']} layers of width {size['width']}"
+    footnote(
+        figure, gpu.upper(),
+        f"{model}, {size['batch']} x {size['context']} tokens a step, {context['dtype']}",
+        f"losses of the first of {context['seeds']} seeds" if context.get("seeds", 1) > 1 else "",
+        f"PyTorch {context['torch']}", context["date"], STALE_NOTE if old else "",
+    )
+    words = "; ".join(
+        f"{name}: loss {curves[name][0]:.3f} to {curves[name][-1]:.3f}, a step "
+        f"{significant(run['step_seconds'] * 1e3)} ms"
+        for name, run in runs.items()
+    )
     return Chart(Path(f"docs/charts/gpt_{gpu}.svg"), title, f"On {gpu.upper()}. {words}.", figure)
 
 
-# --- Two files beside each other ---------------------------------------------------------------------------------------
+# --- Two files beside each other --------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
     files = [repository.results_in(path) for path in (first, second)]
-    names = [f"{file.context.get('gpu_short', path.stem)}, {file.context.get('date', '')[:16].replace('T', ' ')}" for file, path in zip(files, (first, second))]
+
+    def name_of_file(file: ResultFile) -> str:
+        return f"{file.context.get('gpu_short', file.path.stem)}, {file.context.get('date', '')[:16].replace('T', ' ')}"
+
+    names = [name_of_file(file) for file in files]
     if names[0] == names[1]:
         names = [f"{name} ({path.name})" for name, path in zip(names, (first, second))]
     seconds = [{t.name: t for t in file.timings} for file in files]
@@ -969,9 +1140,18 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
     for y, t in zip(ys, both):
         a, b = t.seconds * 1e6, seconds[1][t.name].seconds * 1e6
         ax.plot([a, b], [y, y], color="#9aa3ad", linewidth=1.5, zorder=1)
-        ax.plot([a], [y], color="#0072B2", marker="o", markersize=6, linestyle="none", label=names[0] if y == len(both) else None)
-        ax.plot([b], [y], color="#D55E00", marker="s", markersize=6, fillstyle="none", linestyle="none", label=names[1] if y == len(both) else None)
-        ax.annotate(f"{significant(a / b)}x", (1.0, y), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.plot(
+            [a], [y], color="#0072B2", marker="o", markersize=6, linestyle="none",
+            label=names[0] if y == len(both) else None,
+        )
+        ax.plot(
+            [b], [y], color="#D55E00", marker="s", markersize=6, fillstyle="none", linestyle="none",
+            label=names[1] if y == len(both) else None,
+        )
+        ax.annotate(
+            f"{significant(a / b)}x", (1.0, y), xycoords=("axes fraction", "data"), xytext=(5, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.set_yticks(list(ys), [f"{t.variant}, {t.operation}, {t.dtype}, {t.shape}, {t.mode}" for t in both], fontsize=8)
@@ -982,12 +1162,15 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
     title = f"{both[0].stage}: {names[0]} against {names[1]}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.legend(loc="outside lower right")
-    words = "; ".join(f"{t.name} {significant(t.seconds * 1e6)} and {significant(seconds[1][t.name].seconds * 1e6)}" for t in both)
+    pairs = [(t.name, t.seconds, seconds[1][t.name].seconds) for t in both]
+    words = "; ".join(f"{name} {significant(a * 1e6)} and {significant(b * 1e6)}" for name, a, b in pairs)
     return Chart(output, title, f"Microseconds: {words}.", figure)
 
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
-LADDER_CHARTS = (ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart)
+LADDER_CHARTS = (
+    ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
+)
 
 
 def gpus_with_results(repository: Repository) -> list[str]:
@@ -1088,12 +1271,19 @@ def left_over(root: Path, drawn: set[Path]) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Draws the charts of the writeups from the committed results, or checks them.")
+    parser = argparse.ArgumentParser(
+        description="Draws the charts of the writeups from the committed results, or checks them."
+    )
     parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
-    parser.add_argument("--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)")
+    parser.add_argument(
+        "--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)"
+    )
     parser.add_argument("--check", action="store_true", help="write no chart; exit with 1 where one differs")
     parser.add_argument("--force", action="store_true", help="draw also what has the inputs that it had the last time")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="draw what two results files have in common, beside each other")
+    parser.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"),
+        help="draw what two results files have in common, beside each other",
+    )
     parser.add_argument("--output", type=Path, help="where --compare draws to (default: my/compare.svg)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -1114,13 +1304,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output:
         parser.error("--output is for --compare")
     if options.stage:
-        stages = [stage for stage in stages if stage == options.stage.rstrip("/") or stage.startswith(f"{options.stage}_")]
+        own_name, begin = options.stage.rstrip("/"), f"{options.stage}_"
+        stages = [stage for stage in stages if stage == own_name or stage.startswith(begin)]
         if not stages:
             parser.error(f"there is no stage '{options.stage}'; there are: {', '.join(repository.stages()) or 'none'}")
     gpus = gpus_with_results(repository)
     if options.gpu:
         if options.gpu not in gpus:
-            parser.error(f"no stage has results of '{options.gpu}'; there are results of: {', '.join(gpus) or 'no GPU yet'}")
+            there = ", ".join(gpus) or "no GPU yet"
+            parser.error(f"no stage has results of '{options.gpu}'; there are results of: {there}")
         gpus = [options.gpu]
 
     set_up()

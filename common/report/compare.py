@@ -4,19 +4,19 @@
     ./worklog compare                  three minutes: a few widths of each operation
     ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
     ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
-    CUDA_VISIBLE_DEVICES=1 ./worklog compare --full     at the same time as others, on a GPU of its own: they share the cells
-    ./worklog compare --full --operation batchnorm_train --shape 1024x64     these cells again; the file keeps the others as they are
+    CUDA_VISIBLE_DEVICES=1 ./worklog compare --full    at the same time as others, on a GPU of its own: they share cells
+    ./worklog compare --full --operation batchnorm_train --shape 1024x64    these cells again; the file keeps the others
     ./worklog compare --list           the cells, and how they are timed
 
-A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are held
-against float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who begins
-changes with every round. `cold`: the L2 cache flushed before each call; `warm`: not; `graph`: replayed from a CUDA graph, so
-that no launcher's cost hides a small kernel; `python`: what the host's clock says for a whole step from Python, launch and all.
-The contenders are in peers/contenders.py.
+A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are
+compared with float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who
+begins changes with every round. `cold`: the L2 cache flushed before each call; `warm`: not; `graph`: replayed from a
+CUDA graph, so that no launcher's cost hides a small kernel; `python`: what the host's clock says for a whole step from
+Python, launch and all. The contenders are in peers/contenders.py.
 
-A cell that raises something is kept with the reason, and the next one is measured. The exit code is 1 where that happened or
-one of our own results is off, 2 where nothing could be measured, and 3 where a kernel has broken the CUDA context: what was
-measured is kept, and the same call goes on. Needs PyTorch with CUDA, and a GPU build of the library.
+A cell that raises something is kept with the reason, and the next one is measured. The exit code is 1 where that
+happened or one of our own results is off, 2 where nothing could be measured, and 3 where a kernel has broken the CUDA
+context: what was measured is kept, and the same call goes on. Needs PyTorch with CUDA, and a GPU build of the library.
 """
 
 from __future__ import annotations
@@ -41,28 +41,34 @@ from typing import Any
 
 import source_hash
 from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of, grid
+from grid import ELEMENT_BYTES
 from machine_code import kernels_in
 from programs import shown, write_json
-from results import ELEMENT_BYTES, ROOT, ReportError, Repository
+from results import ROOT, ReportError, Repository
 from rivals import report, verdicts
 
 NO_GPU = """there is no GPU here that PyTorch can use, and so nothing to compare. What can be done instead:
   ./worklog run       checks every kernel on the CPU layer
   ./worklog charts    draws the charts of the committed results"""
 
-NO_NATIVE = "the package's C++ part is not built (python -m normworklog.torch.build makes it), and our calls cost the host more without it"
+NO_NATIVE = (
+    "the package's C++ part is not built (python -m normworklog.torch.build makes it), and our calls cost the host "
+    "more without it"
+)
 NO_ROOM = "does not fit the device"
 GPU_LOST = 3  # exit code
 
 
-# --- Taking turns ------------------------------------------------------------------------------------------------------
+# --- Taking turns -----------------------------------------------------------------------------------------------------
 def rotated(names: Sequence[str], turn: int) -> list[str]:
     """Who comes when in a round: each begins as often as the others."""
     begin = turn % len(names) if names else 0
     return [*names[begin:], *names[:begin]]
 
 
-def take_turns(calls: dict[str, Callable[[], Any]], sample: Callable[[Callable[[], Any]], Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    calls: dict[str, Callable[[], Any]], sample: Callable[[Callable[[], Any]], Callable[[], float]], rounds: int
+) -> dict[str, list[float]]:
     """Seconds of each call in each round. `sample` begins a measurement and returns what waits for its result."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds):
@@ -79,12 +85,13 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
     return {"median_seconds": median, "spread": (high - low) / median if median else 0.0, "samples": len(ordered)}
 
 
-# --- The GPU -----------------------------------------------------------------------------------------------------------
+# --- The GPU ----------------------------------------------------------------------------------------------------------
 class Gpu:
     """Measurements on the current CUDA device."""
 
     device = "cuda"
-    # Cycles that the GPU sleeps before a call, so that the host has launched all of it by then; a backward pass is more to launch.
+    # Cycles that the GPU sleeps before a call, so that the host has launched all of it by then; a backward pass is more
+    # to launch.
     AHEAD, AHEAD_OF_BACKWARD = 800_000, 2_000_000
     IN_A_GRAPH = 20
     STEPS, SECONDS = 30, 0.008  # of a sample by the host's clock: at most so many, and no more than fill so long
@@ -158,7 +165,7 @@ class Gpu:
         return lambda: seconds
 
 
-# --- Checking ----------------------------------------------------------------------------------------------------------
+# --- Checking ---------------------------------------------------------------------------------------------------------
 FIRST_CALLS = 2  # of each contender, before it is timed; what the last of them returns is checked
 TOLERANCES = {"fp32": (1.3e-6, 1e-5), "fp16": (1e-3, 1e-5), "bf16": (1.6e-2, 1e-5)}  # of torch.testing.assert_close
 
@@ -179,7 +186,8 @@ def reference(problem: Any) -> list[Any]:
     elif forward == "batchnorm_inference":
         y = F.batch_norm(h, p.running_mean.double(), p.running_var.double(), gamma, beta, False, 0.0, EPS)
     else:
-        y = F.rms_norm(h, (p.cols,), gamma, EPS) if "rmsnorm" in forward else F.layer_norm(h, (p.cols,), gamma, beta, EPS)
+        is_rms = "rmsnorm" in forward
+        y = F.rms_norm(h, (p.cols,), gamma, EPS) if is_rms else F.layer_norm(h, (p.cols,), gamma, beta, EPS)
     if not p.gradients:
         return [y.detach()] if p.residual is None else [y.detach(), h.detach()]
     dh, *rest = torch.autograd.grad(y, [t for t in (h, gamma, beta) if t is not None], p.gradients[0].double())
@@ -207,8 +215,9 @@ def running_statistics(problem: Any) -> list[Any]:
 
 
 def slack_of_sum(problem: Any) -> Any:
-    """How far y may be off besides, where there is a residual. The sum is stored rounded: some normalize what is stored, others
-    the sum before that (flash-attention), or what is stored with the statistics of the sum before (Inductor)."""
+    """How far y may be off besides, where there is a residual. The sum is stored rounded: some normalize what is
+    stored, others the sum before that (flash-attention), or what is stored with the statistics of the sum before
+    (Inductor)."""
     import torch
     from contenders import EPS
 
@@ -217,13 +226,17 @@ def slack_of_sum(problem: Any) -> Any:
     h = summed(problem)
     mean = 0.0 if "rmsnorm" in problem.operation else h.mean(dim=1, keepdim=True)
     rstd = ((h - mean).square().mean(dim=1, keepdim=True) + EPS).rsqrt()
-    half_a_place = torch.finfo(problem.x.dtype).eps / 2  # relative: an element moves by so much, and the mean with the elements
+    # Relative: an element moves by so much, and the mean with the elements.
+    half_a_place = torch.finfo(problem.x.dtype).eps / 2
     size = h.abs()
     return half_a_place * (size + size.mean(dim=1, keepdim=True)) * rstd * problem.gamma.double().abs()
 
 
-def largest_excess(outputs: Sequence[Any], wanted: Sequence[Any], dtype: str, backward: bool, slack: Any = 0.0) -> float:
-    """The largest error, in units of what is tolerated: 1 and less is right. NaN counts as infinite. `slack` is the first output's."""
+def largest_excess(
+    outputs: Sequence[Any], wanted: Sequence[Any], dtype: str, backward: bool, slack: Any = 0.0
+) -> float:
+    """The largest error, in units of what is tolerated: 1 and less is right. NaN counts as infinite. `slack` is the
+    first output's."""
     worst = 0.0
     rtol, atol = TOLERANCES[dtype]
     for got, want in zip(outputs, wanted, strict=True):
@@ -237,9 +250,10 @@ def largest_excess(outputs: Sequence[Any], wanted: Sequence[Any], dtype: str, ba
     return worst
 
 
-# --- Running -----------------------------------------------------------------------------------------------------------
+# --- Running ----------------------------------------------------------------------------------------------------------
 def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str, Any]:
-    """The cell's checks, timings and absences. What ends the cell early is an absence of everyone, beside what was measured till then."""
+    """The cell's checks, timings and absences. What ends the cell early is an absence of everyone, beside what was
+    measured till then."""
     import torch
 
     document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
@@ -265,7 +279,8 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any]) -> tuple[Calls, Calls]:
-    """What is timed, and the whole steps, of the contenders whose results are right. The others are named in `document`."""
+    """What is timed, and the whole steps, of the contenders whose results are right. The others are named in
+    `document`."""
     import torch
     from contenders import Unavailable, make_problem, prepare
 
@@ -295,7 +310,8 @@ def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, 
         if statistics_wanted:
             excess = max(excess, largest_excess([own.running_mean, own.running_var], statistics_wanted, "fp32", False))
         verdict = "passed" if excess <= 1 else "failed"
-        document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": excess if math.isfinite(excess) else None})
+        largest = excess if math.isfinite(excess) else None
+        document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": largest})
         if verdict == "passed":
             calls[name], steps[name] = call, step
     return calls, steps
@@ -322,7 +338,8 @@ def time_calls(cell: Cell, calls: Calls, steps: Calls, rounds: int, gpu: Gpu, do
         figures = {name: summary(values) for name, values in samples.items()}
         copy = figures[COPY]["median_seconds"] if COPY in figures and mode != "python" else None
         for name, figure in figures.items():
-            entry = {"name": f"{STAGE}/{name}/{cell.name}/{mode}", "run_type": "iteration", **figure, "bytes": cell.bytes}
+            entry = {"name": f"{STAGE}/{name}/{cell.name}/{mode}", "run_type": "iteration"}
+            entry |= {**figure, "bytes": cell.bytes}
             entry["bytes_per_second"] = cell.bytes / figure["median_seconds"]
             if copy:
                 entry["share_of_copy"] = copy / figure["median_seconds"]
@@ -338,8 +355,10 @@ def command_output(*command: str) -> str:
 
 
 def clocks() -> str:
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"  # of several GPUs, the one that is measured
-    return command_output("nvidia-smi", "-i", first, "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader")
+    # Of several GPUs, the one that is measured.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    query = "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw"
+    return command_output("nvidia-smi", "-i", first, query, "--format=csv,noheader")
 
 
 def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
@@ -354,10 +373,11 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    drivers = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     return {
         "gpu": gpu,
         "gpu_short": gpu.lower().removeprefix("nvidia ").removeprefix("geforce ").replace(" ", ""),
-        "driver": (command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines() or ["unknown"])[0],
+        "driver": drivers[0] if drivers else "unknown",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": command_output("git", "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "unknown"),
         "dirty": "true" if command_output("git", "status", "--porcelain", "--untracked-files=no") else "false",
@@ -370,9 +390,11 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
 
 
 def fingerprint(context: dict[str, Any], native: Path | None) -> str:
-    """Of all that cells kept together have in common: the GPU, the libraries, the contenders, and the code that measures and calls."""
+    """Of all that cells kept together have in common: the GPU, the libraries, the contenders, and the code that
+    measures and calls."""
     here, package = Path(__file__).resolve().parent, ROOT / "common/library/python/normworklog"
-    files = [here / "compare.py", here / "cells.py", *sorted((here / "peers").glob("*.py")), *sorted(package.rglob("*.py"))]
+    files = [here / "compare.py", here / "cells.py"]
+    files += [*sorted((here / "peers").glob("*.py")), *sorted(package.rglob("*.py"))]
     files += [native] if native else []
     told = hashlib.sha256(json.dumps([context[key] for key in ("gpu", "library", "software", "contenders")]).encode())
     for file in files:
@@ -389,27 +411,37 @@ def joined(context: dict[str, Any], parts: Iterable[dict[str, Any]]) -> dict[str
             document[key] += part[key]
         for entry in part["absent"]:
             absent.setdefault((entry["variant"], entry["reason"]), []).append(entry["cell"])
-    document["absent"] = [{"variant": variant, "reason": reason, "cells": cells} for (variant, reason), cells in absent.items()]
+    document["absent"] = [
+        {"variant": variant, "reason": reason, "cells": cells} for (variant, reason), cells in absent.items()
+    ]
     return document
 
 
 def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """`document`, and as they were `before` the cells that it has not: under `earlier`, each run that they come from."""
+    """`document`, and as they were `before` the cells that it has not: under `earlier`, each run that they come
+    from."""
     def cells_of(some: dict[str, Any]) -> dict[str, list[str]]:
         """The cell of each timing and of each check."""
-        return {"benchmarks": [cell_of(entry["name"])[1].name for entry in some["benchmarks"]], "checks": [entry["cell"] for entry in some["checks"]]}
+        return {
+            "benchmarks": [cell_of(entry["name"])[1].name for entry in some["benchmarks"]],
+            "checks": [entry["cell"] for entry in some["checks"]],
+        }
 
     def cell_in(name: str) -> str:  # of what is absent: of a cell, or of a cell's graph
         return "/".join(name.split("/")[:3])
 
-    measured = {name for names in cells_of(document).values() for name in names} | {cell_in(name) for entry in document["absent"] for name in entry["cells"]}
+    measured = {name for names in cells_of(document).values() for name in names}
+    measured |= {cell_in(name) for entry in document["absent"] for name in entry["cells"]}
     joint = dict(document)
     for key, names in cells_of(before).items():
         joint[key] = document[key] + [entry for entry, name in zip(before[key], names) if name not in measured]
     absent = {(entry["variant"], entry["reason"]): list(entry["cells"]) for entry in document["absent"]}
     for entry in before["absent"]:
-        absent.setdefault((entry["variant"], entry["reason"]), []).extend(name for name in entry["cells"] if cell_in(name) not in measured)
-    joint["absent"] = [{"variant": variant, "reason": reason, "cells": names} for (variant, reason), names in absent.items() if names]
+        left = [name for name in entry["cells"] if cell_in(name) not in measured]
+        absent.setdefault((entry["variant"], entry["reason"]), []).extend(left)
+    joint["absent"] = [
+        {"variant": variant, "reason": reason, "cells": names} for (variant, reason), names in absent.items() if names
+    ]
 
     of_earlier = {name for run in before.get("earlier", []) for name in run["cells"]}
     of_last = dict.fromkeys(name for names in cells_of(before).values() for name in names if name not in of_earlier)
@@ -418,7 +450,9 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
     names = {entry["code"]: entry for some in (before, document) for entry in some.get("kernel_names", [])}
     joint |= {"launches": launches, "kernel_names": list(names.values())} if launches else {}
     runs = [{"context": before["context"], "cells": list(of_last)}, *before.get("earlier", [])]
-    earlier = [run | {"cells": left} for run in runs if (left := [name for name in run["cells"] if name not in measured])]
+    earlier = [
+        run | {"cells": left} for run in runs if (left := [name for name in run["cells"] if name not in measured])
+    ]
     return joint | ({"earlier": earlier} if earlier else {})
 
 
@@ -460,8 +494,8 @@ def claimed(path: Path) -> Iterator[bool]:
 
 def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
               usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic) -> bool:
-    """Measures the cells that `folder` does not have yet. True where some are not there at the end: time ran out, another process is
-    at them, or the GPU could not be used after a cell."""
+    """Measures the cells that `folder` does not have yet. True where some are not there at the end: time ran out,
+    another process is at them, or the GPU could not be used after a cell."""
     begun, late = now(), False
     for number, cell in enumerate(cells, 1):
         path = kept_in(folder, cell)
@@ -482,8 +516,8 @@ def kept(cells: Iterable[Cell], folder: Path) -> list[dict[str, Any]]:
 
 
 def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """A line for each cell that ended early, and for each that we have no right result or no time in. Those that are too large for
-    the GPU are none of these."""
+    """A line for each cell that ended early, and for each that we have no right result or no time in. Those that are
+    too large for the GPU are none of these."""
     for part in parts:
         for entry in part["absent"]:
             if entry["variant"] == EVERYONE and entry["reason"] != NO_ROOM:
@@ -496,13 +530,16 @@ def failures(parts: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def ready(strict: bool) -> tuple[Path, Path | None]:
-    """The library and the package's C++ part. Raises ReportError where there is nothing to compare with, or less than `strict` asks for."""
+    """The library and the package's C++ part. Raises ReportError where there is nothing to compare with, or less than
+    `strict` asks for."""
     try:
         import torch
     except ImportError:
         if not command_output("nvidia-smi", "-L"):
             raise ReportError(NO_GPU) from None
-        raise ReportError("this Python has no PyTorch, which the comparison is with; WORKLOG_PYTHON names another Python") from None
+        raise ReportError(
+            "this Python has no PyTorch, which the comparison is with; WORKLOG_PYTHON names another Python"
+        ) from None
     if not torch.cuda.is_available():
         raise ReportError(NO_GPU)
     sys.path[:0] = [str(ROOT / "common/library/python"), str(Path(__file__).parent / "peers")]
@@ -512,7 +549,9 @@ def ready(strict: bool) -> tuple[Path, Path | None]:
 
     try:
         if normworklog.backend() != "cuda":
-            raise ReportError(f"{_library.load().path} is a CPU build; ./worklog build --preset gpu makes one for this GPU")
+            raise ReportError(
+                f"{_library.load().path} is a CPU build; ./worklog build --preset gpu makes one for this GPU"
+            )
     except normworklog.Error as error:
         raise ReportError(str(error)) from None
     native = _native.load()
@@ -533,11 +572,17 @@ def tell_missing(has_native: bool, strict: bool) -> None:
 
 def compare(options: argparse.Namespace) -> int:
     whole = grid(options.full)
-    cells = [cell for cell in whole
-             if (not options.operation or cell.operation in options.operation) and (not options.dtype or cell.dtype in options.dtype)
-             and (not options.shape or f"{cell.rows}x{cell.cols}" in options.shape)]
+    cells = [
+        cell for cell in whole
+        if (not options.operation or cell.operation in options.operation)
+        and (not options.dtype or cell.dtype in options.dtype)
+        and (not options.shape or f"{cell.rows}x{cell.cols}" in options.shape)
+    ]
     if not cells:
-        raise ReportError("no cell of the grid is of the operations, types and shapes that were asked for (--list shows what there is)")
+        raise ReportError(
+            "no cell of the grid is of the operations, types and shapes that were asked for "
+            "(--list shows what there is)"
+        )
     kind = "full" if options.full else "quick"
     if options.list:
         for cell in cells:
@@ -546,15 +591,20 @@ def compare(options: argparse.Namespace) -> int:
     library, native = ready(options.strict)
     import contenders
 
-    names = [name for name in contenders.NAMES if options.autotune or (options.full and not options.no_autotune) or "max-autotune" not in name]
+    autotune = options.autotune or (options.full and not options.no_autotune)
+    names = [name for name in contenders.NAMES if autotune or "max-autotune" not in name]
     context = context_of(names, library) | {"calls": "C++" if native else "Python", "grid": kind}
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
     if kind == "quick" and not options.output and before and before["context"].get("grid") == "full":
-        raise ReportError(f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with --output my/compare.json")
+        raise ReportError(
+            f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with "
+            "--output my/compare.json"
+        )
     folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
     gpu = Gpu()
-    left_out = run_cells(cells, folder, lambda cell: measure(cell, names, 40 if options.full else 15, gpu), options.minutes, gpu.usable)
+    rounds = 40 if options.full else 15
+    left_out = run_cells(cells, folder, lambda cell: measure(cell, names, rounds, gpu), options.minutes, gpu.usable)
     parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
     document = joined(context | {"clocks_after": clocks()}, parts)
     measured = [cell for cell in whole if kept_in(folder, cell).is_file()]
@@ -566,12 +616,23 @@ def compare(options: argparse.Namespace) -> int:
     write_json(output, document)
     for line in report(verdicts(document)):
         print(line)
-    print(f"{len(parts)} of {len(whole)} cells {f'(and {left} of earlier runs) ' if left else ''}written to {shown(output)}" + ("; the same call goes on from here" if left_out else ""))
+    print(
+        f"{len(parts)} of {len(whole)} cells {f'(and {left} of earlier runs) ' if left else ''}written to "
+        f"{shown(output)}"
+        + ("; the same call goes on from here" if left_out else "")
+    )
     bad = list(failures(parts))
     if bad:
-        print(*bad, f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again", sep="\n", file=sys.stderr)
+        print(
+            *bad,
+            f"what is kept of a cell is in {shown(folder)}: remove its file there to measure it again",
+            sep="\n", file=sys.stderr,
+        )
     if not gpu.usable():
-        print("a kernel has broken the CUDA context: the same call, started again, measures the other cells", file=sys.stderr)
+        print(
+            "a kernel has broken the CUDA context: the same call, started again, measures the other cells",
+            file=sys.stderr,
+        )
         return GPU_LOST
     return 1 if bad else 0
 
@@ -579,18 +640,38 @@ def compare(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./worklog compare", description=__doc__.splitlines()[0])
     grids = parser.add_mutually_exclusive_group()
-    grids.add_argument("--quick", action="store_true", help="three minutes: a few widths of each operation (the default)")
+    grids.add_argument(
+        "--quick", action="store_true", help="three minutes: a few widths of each operation (the default)"
+    )
     grids.add_argument("--full", action="store_true", help="all shapes and types, and torch.compile's max-autotune")
     parser.add_argument("--minutes", type=float, help="stop after so long; the same call goes on from there")
-    parser.add_argument("--operation", action="append", default=[], choices=list(TENSORS), help="only this operation (may be given more than once)")
-    parser.add_argument("--dtype", action="append", default=[], choices=list(ELEMENT_BYTES), help="only this type (may be given more than once)")
-    parser.add_argument("--shape", action="append", default=[], metavar="RxC", help="only this shape, rows x cols (may be given more than once)")
+    parser.add_argument(
+        "--operation", action="append", default=[], choices=list(TENSORS),
+        help="only this operation (may be given more than once)",
+    )
+    parser.add_argument(
+        "--dtype", action="append", default=[], choices=list(ELEMENT_BYTES),
+        help="only this type (may be given more than once)",
+    )
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="RxC",
+        help="only this shape, rows x cols (may be given more than once)",
+    )
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
     parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
-    parser.add_argument("--strict", action="store_true", help="time nothing where the package's C++ part, Liger, flash-attention or quack is missing")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="time nothing where the package's C++ part, Liger, flash-attention or quack is missing",
+    )
     parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")
-    parser.add_argument("--output", type=Path, help="file to write, in the place of docs/compare/<gpu>.json")
-    parser.add_argument("--work", type=Path, default=ROOT / "build/compare", help="folder for what was measured (default: build/compare)")
+    parser.add_argument("--output", type=Path, help="file to write, instead of docs/compare/<gpu>.json")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build/compare",
+        help="folder for what was measured (default: build/compare)",
+    )
     options = parser.parse_args(arguments)
     try:
         return compare(options)

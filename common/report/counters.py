@@ -3,9 +3,10 @@
 
     python3 common/report/counters.py --programs build/gpu/bin --output docs/counters
 
-writes docs/counters/<gpu>.json: what each kernel moved, asked for and waited for, at the shapes below. docs/profiling.md
-says which counter answers which question. Nsight Compute runs each kernel several times, with a flushed cache and
-serialized launches: its counts are those of the kernel as it stands, its times are not the ones that results/ hold.
+writes docs/counters/<gpu>.json: what each kernel moved, asked for and waited for, at the shapes below.
+docs/profiling.md says which counter answers which question. Nsight Compute runs each kernel several times, with a
+flushed cache and serialized launches: its counts are those of the kernel as it stands, its times are not the ones that
+results/ hold.
 
 Needs ncu of the CUDA Toolkit, and the right to read counters (as root, or with NVreg_RestrictProfilingToAdminUsers=0).
 """
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import SWEEPS
+from grid import ELEMENT_BYTES, SMALL, SWEEPS
 from programs import Failed, Program, programs_in, require_gpu, tool, write_json
 from results import ROOT, ReportError
 
@@ -64,12 +65,18 @@ METRICS = {
     "duration_ns": "gpu__time_duration.sum",
 }
 
-SMALL = ("1024x1024", "256x4096")
+# What an entry says of its launch, and what that takes of a multiprocessor, as the harness tells both.
+OF_LAUNCH = (
+    "stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "kernel", "blocks", "threads", "cluster",
+)
+OF_KERNEL = (
+    "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "blocks_per_multiprocessor",
+    "occupancy",
+)
 # Tensors of 512 MiB: the kernel that the ladder ends with at all row lengths, what is built on it at two.
 WIDE_STAGE, WIDE_VARIANT, WIDE_COLS = "05_welford", "layer_norm", (256, 1024, 4096, 8192, 16384, 65536, 131072)
 LATER_COLS = (1024, 8192)
 FINAL_COLS = (4095, 65536)  # of the variant that a stage ends with: odd rows, and very long ones
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,16 @@ def runs_of(programs: list[Program]) -> list[Run]:
             for dtype in ("fp32", "bf16"):
                 for cols in WIDE_COLS:
                     rows = 2**29 // (cols * ELEMENT_BYTES[dtype])
-                    runs.append(Run(program, ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)))
+                    flags = ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)
+                    runs.append(Run(program, flags))
         elif program.stage > WIDE_STAGE and "bf16" in program.dtypes:
             runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16")) for cols in LATER_COLS]
             if program.stage in SWEEPS:
                 final = SWEEPS[program.stage][0][0]
-                runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16", "--variant", final)) for cols in FINAL_COLS]
+                runs += [
+                    Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16", "--variant", final))
+                    for cols in FINAL_COLS
+                ]
     return runs
 
 
@@ -147,10 +158,12 @@ def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], lis
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
         log = Path(folder) / "counters.csv"
-        # The clocks are left as they are: the counts do not depend on them, and a shared machine's are not ours to lock.
-        command = [ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log),
-                   "--metrics", ",".join(metrics), str(run.program.path), *run.flags, "--check-only", "--input", "normal", "--resources",
-                   "--json", str(file)]
+        # The clocks are left as they are: the counts do not depend on them, and a shared machine's are not ours.
+        command = [
+            ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log),
+            "--metrics", ",".join(metrics), str(run.program.path), *run.flags, "--check-only", "--input", "normal",
+            "--resources", "--json", str(file),
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         printed = log.read_text(encoding="utf-8") if log.is_file() else ""
         if not file.is_file():
@@ -160,24 +173,29 @@ def profile(run: Run, ncu: str, metrics: list[str]) -> tuple[dict[str, Any], lis
     made = document["resources"]
     # The harness and the profiler have seen the same launches, in the same order; anything else would mix up names.
     if [(product(l["grid"]), product(l["block"])) for l in measured] != [(r["blocks"], r["threads"]) for r in made]:
-        raise Failed(f"{run.title}: Nsight Compute saw {len(measured)} launches, the harness made {len(made)}; they do not match\n"
-                     f"{[(l['kernel'], l['grid'], l['block']) for l in measured]}\n{printed[-1500:] if not measured else ''}")
+        seen = [(l["kernel"], l["grid"], l["block"]) for l in measured]
+        raise Failed(
+            f"{run.title}: Nsight Compute saw {len(measured)} launches, the harness made {len(made)}; they do not "
+            f"match\n{seen}\n{printed[-1500:] if not measured else ''}"
+        )
     entries = []
     for launch, resources in zip(measured, made):
-        entry = {key: resources[key] for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "kernel", "blocks",
-                                                 "threads", "cluster")}
-        takes = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "blocks_per_multiprocessor", "occupancy")
-        entries.append(entry | {"resources": {key: resources[key] for key in takes}, "metrics": launch["metrics"]})
+        entry = {key: resources[key] for key in OF_LAUNCH}
+        takes = {key: resources[key] for key in OF_KERNEL}
+        entries.append(entry | {"resources": takes, "metrics": launch["metrics"]})
     return document, entries
 
 
 def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The stages just captured, in the place of what the file has of them."""
+    """The stages just captured, instead of what the file has of them."""
     if not path.is_file():
         return document
     before = json.loads(path.read_text(encoding="utf-8"))
     new = {stage["stage"] for stage in document["stages"]}
-    result = document | {key: [entry for entry in before[key] if entry["stage"] not in new] + document[key] for key in ("stages", "kernels")}
+    result = document | {
+        key: [entry for entry in before[key] if entry["stage"] not in new] + document[key]
+        for key in ("stages", "kernels")
+    }
     of_others = [entry for entry in before.get("launches", []) if entry["case"].partition("/")[0] not in new]
     result["launches"] = sorted(of_others + document.get("launches", []), key=lambda entry: entry["case"])
     for key in ("stages", "kernels"):
@@ -187,13 +205,26 @@ def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of the stages' programs (default: build/gpu/bin)")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/counters", help="folder for <gpu>.json (default: docs/counters)")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage, added to what is there (may be given more than once)")
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=ROOT / "build/gpu/bin",
+        help="folder of the stages' programs (default: build/gpu/bin)",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs/counters", help="folder for <gpu>.json (default: docs/counters)"
+    )
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        help="only this stage, added to what is there (may be given more than once)",
+    )
     options = parser.parse_args(arguments)
     try:
         programs = programs_in(options.programs, options.stage)
-        context = require_gpu(programs[0], "there is no GPU here, and so no counters to read; docs/counters holds those of an H200.")
+        instead = "there is no GPU here, and so no counters to read; docs/counters holds those of an H200."
+        context = require_gpu(programs[0], instead)
         ncu = tool("ncu", "reads the hardware's counters")
         known = known_metrics(ncu)
         asked = [metric for metric in METRICS.values() if not known or metric.split(".")[0] in known]
@@ -210,10 +241,15 @@ def main(arguments: list[str] | None = None) -> int:
             kernels += entries
             for entry in of_run.get("launches", []):
                 launches.append(entry | {"case": f"{run.program.stage}/{entry['case']}"})
-        version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
-        shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime", "compiler", "flags", "date")
+        asked_version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False)
+        version = asked_version.stdout.strip().splitlines()
+        shared = (
+            "gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime",
+            "compiler", "flags", "date",
+        )
+        of_gpu = {key: context[key] for key in shared if key in context}
         document = {
-            "context": {key: context[key] for key in shared if key in context} | {"profiler": version[-1] if version else "ncu"},
+            "context": of_gpu | {"profiler": version[-1] if version else "ncu"},
             "metrics": {name: metric for name, metric in METRICS.items() if metric in asked},
             "stages": list(stages.values()),
             "kernels": kernels,

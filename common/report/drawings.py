@@ -4,7 +4,8 @@
     python3 common/report/drawings.py            writes NN_name/charts/*.svg for the stages that are there
     python3 common/report/drawings.py --check    redraws and compares bytes
 
-What is drawn is computed (sectors, banks, merged triples, row starts, schedules), not placed by hand. Needs nothing but Python 3.11.
+What is drawn is computed (sectors, banks, merged triples, row starts, schedules), not placed by hand. Needs nothing but
+Python 3.11.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int,
     """The sum below an access drawing: sectors fetched, bytes used of the bytes fetched."""
     sectors = sectors_of(addresses, size)
     used, fetched = len(addresses) * size, sectors * SECTOR
-    drawing.text(LEFT, y, f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used", bold=True)
+    drawing.text(
+        LEFT, y,
+        f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used",
+        bold=True,
+    )
     drawing.text(LEFT, y + 19, rest, color=MUTED)
 
 
@@ -54,9 +59,12 @@ def named_box(drawing: Drawing, x: float, y: float, width: float, height: float,
 def access_thread_per_row() -> Drawing:
     """01: lane i reads row i, so that neighbours in the warp are a row apart in memory."""
     cols, cell, height = 1024, 27, 22
-    drawing = Drawing(WIDTH, 340, "One thread per row: which lane reads which address",
-                      "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
-                      "4096 bytes from its neighbour's; each touches a sector of its own, 32 sectors in all.")
+    drawing = Drawing(
+        WIDTH, 340,
+        "One thread per row: which lane reads which address",
+        "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
+        "4096 bytes from its neighbour's; each touches a sector of its own, 32 sectors in all.",
+    )
     drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
     left, top = 130, 74
     drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
@@ -82,10 +90,14 @@ def access_thread_per_row() -> Drawing:
         drawing.text(left + 20 * cell + 8, y + 15, f"⋯ row {lane}", size=12, color=MUTED)
     bottom = top + len(lanes) * (height + 8) - 4
     drawing.bracket(left, left + 8 * cell, bottom)
-    drawing.text(left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED)
+    drawing.text(
+        left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED
+    )
     addresses = [lane * cols * FLOAT for lane in range(WARP)]
-    efficiency_note(drawing, bottom + 46, addresses, FLOAT,
-                    "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.")
+    efficiency_note(
+        drawing, bottom + 46, addresses, FLOAT,
+        "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.",
+    )
     return drawing
 
 
@@ -99,28 +111,43 @@ def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, cells: int, cel
     for lane in range(cells // floats_per_lane):
         x, width = left + lane * floats_per_lane * cell, floats_per_lane * cell
         if floats_per_lane > 1:
-            drawing.rect(x, y, width, height, stroke=STROKES["orange" if lane % 2 == 0 else "green"], fill="none", strong=True)
+            drawing.rect(
+                x, y, width, height, stroke=STROKES["orange" if lane % 2 == 0 else "green"], fill="none", strong=True
+            )
         name = f"lane {lane}" if floats_per_lane > 1 else str(lane)
         drawing.text(x + width / 2, y - 7, name, size=11, anchor="middle", bold=True)
     for sector in range(cells // per_sector):
         x = left + sector * per_sector * cell
         drawing.bracket(x + 2, x + per_sector * cell - 2, y + height + 4)
-        drawing.text(x + per_sector * cell / 2, y + height + 24, f"sector {sector}", size=11, anchor="middle", color=MUTED)
+        drawing.text(
+            x + per_sector * cell / 2, y + height + 24, f"sector {sector}", size=11, anchor="middle", color=MUTED
+        )
 
 
 def access_block_per_row() -> Drawing:
     """02: neighbours in the warp read neighbours in the row."""
-    drawing = Drawing(WIDTH, 344, "One block per row: which lane reads which address",
-                      "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
-                      "whole row of 1024 floats in four passes of 256 threads.")
+    drawing = Drawing(
+        WIDTH, 344,
+        "One block per row: which lane reads which address",
+        "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
+        "whole row of 1024 floats in four passes of 256 threads.",
+    )
     drawing.text(LEFT, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
     cell = 22
-    drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:", color=MUTED)
+    drawing.text(
+        LEFT, 58,
+        "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:",
+        color=MUTED,
+    )
     lane_cells(drawing, 88, 1, WARP, cell, LEFT)
     efficiency_note(drawing, 164, [lane * FLOAT for lane in range(WARP)], FLOAT)
 
     threads, cols, top = 256, 1024, 218
-    drawing.text(LEFT, top - 12, f"The row of {cols} floats, {threads} threads: each takes every {threads}th element", color=MUTED)
+    drawing.text(
+        LEFT, top - 12,
+        f"The row of {cols} floats, {threads} threads: each takes every {threads}th element",
+        color=MUTED,
+    )
     quarter = (WARP * cell) / (cols / threads)
     warps = threads // WARP
     for part in range(cols // threads):
@@ -130,20 +157,31 @@ def access_block_per_row() -> Drawing:
             drawing.text(x + quarter / warps / 2, top + 18, f"w{warp}", size=10, anchor="middle")
         drawing.bracket(LEFT + part * quarter + 2, LEFT + (part + 1) * quarter - 2, top + 32)
         drawing.text(LEFT + (part + 0.5) * quarter, top + 54, f"pass {part + 1}", size=12, anchor="middle", bold=True)
-        drawing.text(LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
-                     anchor="middle", color=MUTED)
-    drawing.text(LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED)
+        drawing.text(
+            LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
+            anchor="middle", color=MUTED,
+        )
+    drawing.text(
+        LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED
+    )
     return drawing
 
 
 def access_vectorized() -> Drawing:
     """04: each lane reads 16 bytes."""
-    drawing = Drawing(WIDTH, 304, "16-byte loads: which lane reads which address",
-                      "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
-                      "that took 32 lanes before, and a warp's request covers 16 sectors.")
+    drawing = Drawing(
+        WIDTH, 304,
+        "16-byte loads: which lane reads which address",
+        "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
+        "that took 32 lanes before, and a warp's request covers 16 sectors.",
+    )
     drawing.text(LEFT, 30, "16 bytes to a lane: four floats, or eight values of a 16-bit type", size=15, bold=True)
     cell = 22
-    drawing.text(LEFT, 58, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.", color=MUTED)
+    drawing.text(
+        LEFT, 58,
+        "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.",
+        color=MUTED,
+    )
     lane_cells(drawing, 88, 4, WARP, cell, LEFT)
     efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
                     "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")
@@ -181,16 +219,25 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
             alive = step == 0 or len(held[slot]) == 2**step
             color = "orange" if alive and (slot in targets) else "blue" if alive else "plain"
             drawing.rect(left + slot * cell, y, cell, height, color, strong=slot in targets and alive)
-            drawing.text(left + (slot + 0.5) * cell, y + 15, f"{len(held[slot])}" if alive else "·", size=11, anchor="middle")
+            drawing.text(
+                left + (slot + 0.5) * cell, y + 15, f"{len(held[slot])}" if alive else "·", size=11, anchor="middle"
+            )
         for thread, (to, source) in enumerate(pairs):
-            drawing.line(left + (source + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell + 3, y + gap - 2, arrow=True)
+            drawing.line(
+                left + (source + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell + 3, y + gap - 2, arrow=True
+            )
             drawing.line(left + (to + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell, y + gap - 2)
         for thread, (to, _) in enumerate(pairs):
             x = left + (to + 0.5) * cell
             drawing.rect(x - 8, y + gap / 2 + height / 2 - 8, 16, 13, fill=PANEL, stroke=PANEL)
-            drawing.text(x, y + gap / 2 + height / 2 + 2, f"t{thread}", size=10, anchor="middle", color=STROKES["orange"], bold=True)
+            drawing.text(
+                x, y + gap / 2 + height / 2 + 2, f"t{thread}", size=10, anchor="middle", color=STROKES["orange"],
+                bold=True,
+            )
         if pairs:
-            drawing.text(left + count * cell + 8, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=11, color=MUTED)
+            drawing.text(
+                left + count * cell + 8, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=11, color=MUTED
+            )
         for to, source in pairs:
             held[to] |= held[source]
 
@@ -206,7 +253,8 @@ def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: 
         asked = Counter(to % BANKS for to, _ in pairs)
         y = top + row * height
         drawing.text(left - 8, y + 13, f"stride {stride}", size=11, anchor="end", color=MUTED)
-        for bank in sorted(range(BANKS), key=lambda bank: asked[bank] > 0):  # the asked ones last, so that their edges show
+        # The asked ones last, so that their edges show.
+        for bank in sorted(range(BANKS), key=lambda bank: asked[bank] > 0):
             count = asked[bank]
             color = "plain" if count == 0 else "green" if count == 1 else "red"
             drawing.rect(left + bank * cell, y, cell, height, color, round=0)
@@ -214,18 +262,23 @@ def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: 
                 drawing.text(left + (bank + 0.5) * cell, y + 12.5, str(count), size=10, anchor="middle", bold=count > 1)
         worst = max(asked.values())
         text = "at once" if worst == 1 else f"{worst} turns"
-        drawing.text(left + BANKS * cell + 8, y + 13, text, size=11, bold=worst > 1, color=STROKES["red"] if worst > 1 else MUTED)
+        drawing.text(
+            left + BANKS * cell + 8, y + 13, text, size=11, bold=worst > 1, color=STROKES["red"] if worst > 1 else MUTED
+        )
 
 
 def reduction_tree() -> Drawing:
     """02: the same tree with two ways to number its slots."""
     count, threads = 8, 256
     halving, doubling = [4, 2, 1], [1, 2, 4]
-    drawing = Drawing(WIDTH, 706, "A reduction tree in shared memory, sequential and interleaved",
-                      "Two trees that add eight partial sums. With sequential addressing the active threads use neighbouring slots; "
-                      "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of the "
-                      "32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the interleaved "
-                      "one for up to eight.")
+    drawing = Drawing(
+        WIDTH, 706,
+        "A reduction tree in shared memory, sequential and interleaved",
+        "Two trees that add eight partial sums. With sequential addressing the active threads use neighbouring slots; "
+        "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of "
+        "the 32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the "
+        "interleaved one for up to eight.",
+    )
     half = WIDTH / 2
     for left, name, formula, strides, pairs_of in (
         (LEFT, "Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
@@ -234,25 +287,42 @@ def reduction_tree() -> Drawing:
         drawing.text(left, 30, name, size=15, bold=True)
         drawing.text(left, 49, formula, size=10.5, mono=True, color=MUTED)
         tree(drawing, left, 66, count, strides, pairs_of)
-    drawing.text(LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12, color=MUTED)
+    drawing.text(
+        LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12,
+        color=MUTED,
+    )
 
     halving = [2**k for k in range(7, -1, -1)]
     top = 346
-    drawing.text(LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True)
+    drawing.text(
+        LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True
+    )
     bank_grid(drawing, 92, top, threads, halving, sequential_pairs)
-    drawing.text(LEFT, top + 156, "Sequential: neighbours lie in different banks, and all are served at once.", size=12, color=MUTED)
+    drawing.text(
+        LEFT, top + 156, "Sequential: neighbours lie in different banks, and all are served at once.", size=12,
+        color=MUTED,
+    )
     bank_grid(drawing, 92, top + 190, threads, halving[::-1], interleaved_pairs)
-    drawing.text(LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12, color=MUTED)
+    drawing.text(
+        LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12,
+        color=MUTED,
+    )
     return drawing
 
 
 def shuffle_steps() -> Drawing:
     """03: a warp's sum by exchanging registers, then the block's over shared memory."""
-    drawing = Drawing(WIDTH, 590, "Sums by warp shuffles",
-                      "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: 16, "
-                      "8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum per warp "
-                      "to shared memory, and every warp adds up the eight.")
-    drawing.text(LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15, bold=True)
+    drawing = Drawing(
+        WIDTH, 590,
+        "Sums by warp shuffles",
+        "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: "
+        "16, 8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum "
+        "per warp to shared memory, and every warp adds up the eight.",
+    )
+    drawing.text(
+        LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15,
+        bold=True,
+    )
     left, top, step, gap = 92.0, 62.0, 19.5, 62.0
     offsets = [16, 8, 4, 2, 1]
     for lane in range(WARP):
@@ -269,16 +339,25 @@ def shuffle_steps() -> Drawing:
                 follows = lane in reached
                 color = STROKES["orange"] if follows else "#c6ccd2"
                 x = left + (lane + 0.5) * step
-                drawing.line(left + ((lane ^ offset) + 0.5) * step, y + 17, x, y + gap - 1, color=color, width=1.6 if follows else 0.8)
+                drawing.line(
+                    left + ((lane ^ offset) + 0.5) * step, y + 17, x, y + gap - 1, color=color,
+                    width=1.6 if follows else 0.8,
+                )
                 drawing.line(x, y + 17, x, y + gap - 1, color=color, width=1.6 if follows else 0.8)
         feeds = {0 ^ sum(bits) for bits in subsets(offsets[row:])}
         for lane in range(WARP):
             drawing.rect(left + lane * step + 0.5, y, step - 1, 16, "orange" if lane in feeds else "plain")
             drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
     end = top + len(offsets) * gap + 38
-    drawing.text(LEFT, end, "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
-                 size=12, color=MUTED)
-    drawing.text(LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12, color=MUTED)
+    drawing.text(
+        LEFT, end,
+        "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
+        size=12, color=MUTED,
+    )
+    drawing.text(
+        LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12,
+        color=MUTED,
+    )
 
     top = end + 62
     warps, width = 8, 76
@@ -292,8 +371,11 @@ def shuffle_steps() -> Drawing:
         drawing.text(x + (width - 8) / 2, top + 68, f"scratch[{warp}]", size=11, anchor="middle")
     drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
     drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
-    drawing.text(LEFT, top + 100, "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
-                 color=MUTED)
+    drawing.text(
+        LEFT, top + 100,
+        "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
+        color=MUTED,
+    )
     return drawing
 
 
@@ -322,9 +404,12 @@ def merge(a: Triple, b: Triple) -> Triple:
 def merge_of_triples() -> Drawing:
     """05: how (count, mean, M2) of two parts becomes that of the whole."""
     values = [[2.0, 4.0, 4.0, 6.0], [5.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [8.0, 8.0, 4.0, 4.0]]
-    drawing = Drawing(WIDTH, 430, "Merging count, mean and M2",
-                      "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
-                      "triple of all sixteen values, without going back to the values.")
+    drawing = Drawing(
+        WIDTH, 430,
+        "Merging count, mean and M2",
+        "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
+        "triple of all sixteen values, without going back to the values.",
+    )
     drawing.text(LEFT, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²; then pairs merge", size=15, bold=True)
     box, gap, height, top = 160.0, 24.0, 66.0, 86.0
     level: list[tuple[float, Triple]] = []
@@ -352,13 +437,16 @@ def merge_of_triples() -> Drawing:
             middle = (xa + xb) / 2
             drawing.line(xa, y + height + 1, middle - 14, y + height + 42, arrow=True)
             drawing.line(xb, y + height + 1, middle + 14, y + height + 42, arrow=True)
-            drawing.text(middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12, anchor="middle", color=MUTED)
+            drawing.text(
+                middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12, anchor="middle", color=MUTED
+            )
             merged.append((middle, merge(a, b)))
         level = merged
         y += height + 46
         depth += 1
     whole = triple_of([v for own in values for v in own])
-    assert all(abs(got - want) < 1e-12 for got, want in zip(level[0][1], whole)), "the merge must give what the values give"
+    same = all(abs(got - want) < 1e-12 for got, want in zip(level[0][1], whole))
+    assert same, "the merge must give what the values give"
     formulas = ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n")
     for line, formula in enumerate(formulas):
         drawing.text(LEFT, y + 18 + line * 19, formula, size=11.5, mono=True)
@@ -395,12 +483,17 @@ def stretch_of_rows(drawing: Drawing, y: float, rows: int, row_bytes: int) -> No
     byte = (WIDTH - 2 * LEFT) / (rows * row_bytes)
     height = 24
     for row in range(rows):
-        named_box(drawing, LEFT + row * row_bytes * byte, y, row_bytes * byte, height, f"row {row}", ROW_COLORS[row % 2])
+        named_box(
+            drawing, LEFT + row * row_bytes * byte, y, row_bytes * byte, height, f"row {row}", ROW_COLORS[row % 2]
+        )
     straddling = vectors_of_two_rows(rows, row_bytes)
-    for vector in sorted(range(rows * row_bytes // VECTOR), key=straddling.count):  # those last, so that their edges show
+    # Those of two rows last, so that their edges show.
+    for vector in sorted(range(rows * row_bytes // VECTOR), key=straddling.count):
         marked = vector in straddling
-        drawing.rect(LEFT + vector * VECTOR * byte, y + height + 4, VECTOR * byte, height, "purple" if marked else "plain",
-                     strong=marked, round=1)
+        drawing.rect(
+            LEFT + vector * VECTOR * byte, y + height + 4, VECTOR * byte, height, "purple" if marked else "plain",
+            strong=marked, round=1,
+        )
     for row in range(rows + 1):
         x = LEFT + row * row_bytes * byte
         whole = past_boundary(row, row_bytes) == 0
@@ -421,11 +514,17 @@ def vectors_by_element(drawing: Drawing, y: float, first: int, count: int, cols:
         named_box(drawing, LEFT + index * cell, y, cell, height, str(col), ROW_COLORS[row % 2], size=10.5)
     rows_of = {vector: sorted({element // cols for element in range(vector * each, (vector + 1) * each)})
                for vector in range(first, first + count)}
-    for vector, rows in sorted(rows_of.items(), key=lambda entry: len(entry[1])):  # those of two rows last, so that their edges show
+    # Those of two rows last, so that their edges show.
+    for vector, rows in sorted(rows_of.items(), key=lambda entry: len(entry[1])):
         x = LEFT + (vector - first) * each * cell
-        drawing.rect(x, y, each * cell, height, stroke=STROKES["purple"] if len(rows) > 1 else MUTED, fill="none", stroke_width=2.5)
+        drawing.rect(
+            x, y, each * cell, height, stroke=STROKES["purple"] if len(rows) > 1 else MUTED, fill="none",
+            stroke_width=2.5,
+        )
         held = " and ".join(f"row {row}" for row in rows)
-        drawing.text(x + each * cell / 2, y - 8, f"vector {vector}: {held}", size=12, anchor="middle", bold=len(rows) > 1)
+        drawing.text(
+            x + each * cell / 2, y - 8, f"vector {vector}: {held}", size=12, anchor="middle", bold=len(rows) > 1
+        )
 
 
 def packed_rows() -> Drawing:
@@ -434,18 +533,33 @@ def packed_rows() -> Drawing:
     row_bytes = cols * BF16
     vectors, straddling = rows * row_bytes // VECTOR, vectors_of_two_rows(rows, row_bytes)
     first_whole = next(row for row in range(1, rows + 1) if past_boundary(row, row_bytes) == 0)
-    drawing = Drawing(WIDTH, 470, "Odd rows without gaps are one stretch of whole vectors",
-                      f"{rows} rows of {cols} columns of bf16 lie one after the other over a ruler of {vectors} vectors of {VECTOR} bytes. "
-                      f"Most rows start inside a vector, and {len(straddling)} vectors hold the end of a row and the start of the next; but "
-                      f"the end of the last row is the end of the last vector. Below, vectors around the start of row 1 by element, and how "
-                      f"many loads the {rows} rows take one by one, by pairs, and by vectors.")
-    drawing.text(LEFT, 30, f"{rows} rows of {cols} columns of bf16: {rows} × {row_bytes} bytes are {vectors} vectors of {VECTOR} bytes",
-                 size=15, bold=True)
-    drawing.text(LEFT, 54, f"The rows as they lie in memory, vectors of {VECTOR} bytes below, and where among them each row starts:", color=MUTED)
+    drawing = Drawing(
+        WIDTH, 470,
+        "Odd rows without gaps are one stretch of whole vectors",
+        f"{rows} rows of {cols} columns of bf16 lie one after the other over a ruler of {vectors} vectors of {VECTOR} "
+        f"bytes. Most rows start inside a vector, and {len(straddling)} vectors hold the end of a row and the start of "
+        "the next; but the end of the last row is the end of the last vector. Below, vectors around the start of row 1 "
+        f"by element, and how many loads the {rows} rows take one by one, by pairs, and by vectors.",
+    )
+    drawing.text(
+        LEFT, 30,
+        f"{rows} rows of {cols} columns of bf16: {rows} × {row_bytes} bytes are {vectors} vectors of {VECTOR} bytes",
+        size=15, bold=True,
+    )
+    drawing.text(
+        LEFT, 54,
+        f"The rows as they lie in memory, vectors of {VECTOR} bytes below, and where among them each row starts:",
+        color=MUTED,
+    )
     stretch_of_rows(drawing, 68, rows, row_bytes)
     drawing.bracket(LEFT, WIDTH - LEFT, 148)
-    drawing.text(WIDTH / 2, 170, f"a tile: starts and ends on a boundary, {vectors} whole vectors", anchor="middle", bold=True)
-    drawing.text(WIDTH / 2, 188, f"{len(straddling)} of them (purple) hold parts of two rows", size=12, anchor="middle", color=MUTED)
+    drawing.text(
+        WIDTH / 2, 170, f"a tile: starts and ends on a boundary, {vectors} whole vectors", anchor="middle", bold=True
+    )
+    drawing.text(
+        WIDTH / 2, 188, f"{len(straddling)} of them (purple) hold parts of two rows", size=12, anchor="middle",
+        color=MUTED,
+    )
 
     drawing.text(LEFT, 222, "Around the start of row 1, element by element. Boxes: columns.", color=MUTED)
     vectors_by_element(drawing, 252, straddling[0] - 1, 3, cols)
@@ -460,19 +574,28 @@ def packed_rows() -> Drawing:
         drawing.rect(left, y, loads * 0.94, 20, "green" if size == VECTOR else "orange")
         drawing.text(left + loads * 0.94 + 8, y + 15, f"{loads} of {size} bytes", size=12, bold=True)
     starts = ", ".join(str(start) for start in sorted({past_boundary(row, row_bytes) for row in range(rows)}))
-    end = paragraph(drawing, top + 108, f"The rows start {starts} bytes past a boundary: a lane that takes the same columns of each reads {at_once} "
-                    "bytes at a time at most. A tile goes from memory to shared memory in whole vectors, and only there it falls into "
-                    f"rows. At this width {first_whole} rows are whole vectors already; {VECTOR // BF16} rows of bf16 are, whatever their width.")
+    end = paragraph(
+        drawing, top + 108,
+        f"The rows start {starts} bytes past a boundary: a lane that takes the same columns of each reads {at_once} "
+        "bytes at a time at most. A tile goes from memory to shared memory in whole vectors, and only there it falls "
+        f"into rows. At this width {first_whole} rows are whole vectors already; {VECTOR // BF16} rows of bf16 are, "
+        "whatever their width.",
+    )
     drawing.height = end + 6
     return drawing
 
 
 def fused_trips() -> Drawing:
     """06: what crosses the memory's bus, with a kernel for the sum and one for the norm, and with one for both."""
-    drawing = Drawing(WIDTH, 372, "The trips to memory of a residual and a norm, in two kernels and in one",
-                      "With two kernels, x and the residual are read, h is written, h is read again, and y is written: five trips. With one "
-                      "kernel h is still there when the norm needs it: four trips.")
-    drawing.text(LEFT, 30, "h = x + residual, y = norm(h): each box is a tensor on its way to or from memory", size=15, bold=True)
+    drawing = Drawing(
+        WIDTH, 372,
+        "The trips to memory of a residual and a norm, in two kernels and in one",
+        "With two kernels, x and the residual are read, h is written, h is read again, and y is written: five trips. "
+        "With one kernel h is still there when the norm needs it: four trips.",
+    )
+    drawing.text(
+        LEFT, 30, "h = x + residual, y = norm(h): each box is a tensor on its way to or from memory", size=15, bold=True
+    )
     box, gap, height = 86.0, 14.0, 34.0
 
     def line(y: float, name: str, kernels: list[tuple[str, list[tuple[str, str]]]]) -> int:
@@ -492,22 +615,30 @@ def fused_trips() -> Drawing:
         drawing.text(x, y + 22, f"{trips} trips", bold=True)
         return trips
 
-    unfused = line(84, "Two kernels", [("a kernel for the sum", [("x", "read"), ("residual", "read"), ("h", "written")]),
-                                       ("a kernel for the norm", [("h", "read"), ("y", "written")])])
-    fused = line(198, "One kernel", [("the sum in the norm's load step", [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")])])
-    end = paragraph(drawing, 294, f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
-                    f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on small tensors. And h "
-                    "reaches the norm rounded as it is stored, so that both ways normalize the same numbers.")
+    sum_kernel = ("a kernel for the sum", [("x", "read"), ("residual", "read"), ("h", "written")])
+    norm_kernel = ("a kernel for the norm", [("h", "read"), ("y", "written")])
+    in_one = [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")]
+    unfused = line(84, "Two kernels", [sum_kernel, norm_kernel])
+    fused = line(198, "One kernel", [("the sum in the norm's load step", in_one)])
+    end = paragraph(
+        drawing, 294,
+        f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
+        f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on "
+        "small tensors. And h reaches the norm rounded as it is stored, so that both ways normalize the same numbers.",
+    )
     drawing.height = end + 6
     return drawing
 
 
 def backward_axes() -> Drawing:
     """07: sums along rows and sums along columns over the same data, and how blocks that stay serve both."""
-    drawing = Drawing(WIDTH, 586, "The two axes of the backward pass",
-                      "Left: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. Right: three blocks "
-                      "walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its registers and writes them once at the "
-                      "end as a partial row; a second stage adds the partial rows in a fixed order.")
+    drawing = Drawing(
+        WIDTH, 586,
+        "The two axes of the backward pass",
+        "Left: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. Right: "
+        "three blocks walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its registers "
+        "and writes them once at the end as a partial row; a second stage adds the partial rows in a fixed order.",
+    )
     drawing.text(LEFT, 30, "Two axes over one layout", size=15, bold=True)
     rows, cols, cell = 9, 8, 26.0
     left, top = LEFT + 34, 96.0
@@ -545,15 +676,21 @@ def backward_axes() -> Drawing:
     partial = y + 36
     for block in range(blocks):
         drawing.rect(left2, partial + block * 26, cols * cell, 20, colors[block], strong=True)
-        drawing.text(left2 + cols * cell / 2, partial + block * 26 + 14, f"partial row of block {block}", size=11, anchor="middle")
+        drawing.text(
+            left2 + cols * cell / 2, partial + block * 26 + 14, f"partial row of block {block}", size=11,
+            anchor="middle",
+        )
     end = partial + blocks * 26
     drawing.line(left2 + cols * cell / 2, end, left2 + cols * cell / 2, end + 24, arrow=True)
     drawing.text(left2 + cols * cell / 2 + 10, end + 17, "added in a fixed order", size=11, color=MUTED)
     drawing.rect(left2, end + 30, cols * cell, 22, "purple", strong=True)
     drawing.text(left2 + cols * cell / 2, end + 45, "dgamma (and dbeta)", size=12, anchor="middle", bold=True)
-    below = paragraph(drawing, 534, "A kernel for each axis reads dy and x twice. One kernel reads them once, and has to bring sums together that different "
-                      "blocks hold: by atomics, in whatever order they come, or by few partial rows and a second stage that always adds in the same "
-                      "order, so that every run gives the same bits.")
+    below = paragraph(
+        drawing, 534,
+        "A kernel for each axis reads dy and x twice. One kernel reads them once, and has to bring sums together that "
+        "different blocks hold: by atomics, in whatever order they come, or by few partial rows and a second stage "
+        "that always adds in the same order, so that every run gives the same bits.",
+    )
     drawing.height = below + 6
     return drawing
 
@@ -561,7 +698,9 @@ def backward_axes() -> Drawing:
 TEAM_COLORS = {0: "orange", 1: "green"}  # those that are followed
 
 
-def row_of_vectors(drawing: Drawing, left: float, y: float, cell: float, height: float, start: int, count: int, color: str) -> None:
+def row_of_vectors(
+    drawing: Drawing, left: float, y: float, cell: float, height: float, start: int, count: int, color: str
+) -> None:
     """The first vectors of a row that starts `start` elements past a boundary. Dashed: elements of the row before."""
     each = VECTOR // BF16
     for place in range(count * each):
@@ -581,17 +720,28 @@ def row_starts() -> Drawing:
     period = VECTOR // gcd(row_bytes, VECTOR)
     starts = [past_boundary(row, row_bytes) for row in range(rows)]
     unfit = 6  # teams: no multiple of the period
-    drawing = Drawing(WIDTH, 500, f"Where rows of {cols} columns start, and which team takes which",
-                      f"Rows 0 to {rows - 1} of {cols} columns of bf16. They start {', '.join(map(str, starts))} bytes past a {VECTOR}-byte boundary: "
-                      f"the pattern repeats after {period} rows. The columns in a thread's vector differ from row to row. With {period} teams "
-                      f"that take turns, a team's rows all start alike; with {unfit} teams they do not.")
-    drawing.text(LEFT, 30, f"Rows of {cols} columns of bf16: a thread's vector holds other columns in each", size=15, bold=True)
-    drawing.text(LEFT, 54, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.", color=MUTED)
+    drawing = Drawing(
+        WIDTH, 500,
+        f"Where rows of {cols} columns start, and which team takes which",
+        f"Rows 0 to {rows - 1} of {cols} columns of bf16. They start {', '.join(map(str, starts))} bytes past a "
+        f"{VECTOR}-byte boundary: the pattern repeats after {period} rows. The columns in a thread's vector differ "
+        f"from row to row. With {period} teams that take turns, a team's rows all start alike; with {unfit} teams they "
+        "do not.",
+    )
+    drawing.text(
+        LEFT, 30, f"Rows of {cols} columns of bf16: a thread's vector holds other columns in each", size=15, bold=True
+    )
+    drawing.text(
+        LEFT, 54, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.", color=MUTED
+    )
     left, right, top, cell, height, step, chip = 128.0, 100.0, 112.0, 18.5, 20, 25, 56
     drawing.text(right, top - 26, "bytes past", size=11, anchor="end", color=MUTED)
     drawing.text(right, top - 12, "a boundary", size=11, anchor="end", color=MUTED)
     for thread in range(shown):
-        drawing.text(left + (thread + 0.5) * each * cell, top - 12, f"vector of thread {thread}", size=12, anchor="middle", bold=True)
+        drawing.text(
+            left + (thread + 0.5) * each * cell, top - 12, f"vector of thread {thread}", size=12, anchor="middle",
+            bold=True,
+        )
     chips = {period: WIDTH - LEFT - 2 * chip - 30, unfit: WIDTH - LEFT - chip - 10}
     for teams, x in chips.items():
         drawing.text(x + chip / 2, top - 26, "taken by,", size=11, anchor="middle", color=MUTED)
@@ -610,13 +760,20 @@ def row_starts() -> Drawing:
     for teams, outcome in ((period, "their sums stay in its registers."), (unfit, "the sums would have to move.")):
         begins = {row: each - starts[row] // BF16 for row in (0, teams)}
         held = " and ".join(f"{begin} to {begin + each - 1} in row {row}" for row, begin in begins.items())
-        drawing.text(LEFT, y, f"Of {teams} teams, team 0 has rows 0, {teams}, …: {starts[0]} and {starts[teams]} bytes past a boundary.", bold=True)
+        drawing.text(
+            LEFT, y,
+            f"Of {teams} teams, team 0 has rows 0, {teams}, …: {starts[0]} and {starts[teams]} bytes past a boundary.",
+            bold=True,
+        )
         drawing.text(LEFT, y + 18, f"Its thread 1 has columns {held}: {outcome}", size=12, color=MUTED)
         y += 46
     missing = VECTOR - row_bytes % VECTOR
-    end = paragraph(drawing, y + 2, f"A row has {row_bytes} bytes, {missing} less than whole vectors, so each row starts {missing} bytes earlier in "
-                    f"its vector than the row before it, and row {period} starts like row 0. With {period} teams, or any multiple of {period}, a "
-                    "team meets one kind of row only.")
+    end = paragraph(
+        drawing, y + 2,
+        f"A row has {row_bytes} bytes, {missing} less than whole vectors, so each row starts {missing} bytes earlier "
+        f"in its vector than the row before it, and row {period} starts like row 0. With {period} teams, or any "
+        f"multiple of {period}, a team meets one kind of row only.",
+    )
     drawing.height = end + 6
     return drawing
 
@@ -626,7 +783,8 @@ CLUSTER = 4  # multiprocessors side by side
 
 
 def cluster_starts(free_from: list[float], clusters: int, share: float) -> list[tuple[float, int]]:
-    """(when, first multiprocessor) of each cluster: it takes the first neighbours of one group that are free together."""
+    """(when, first multiprocessor) of each cluster: it takes the first neighbours of one group that are free
+    together."""
     free_from = list(free_from)
     places = [first for first in range(len(free_from)) if first % GROUP + CLUSTER <= GROUP]
     begun = []
@@ -649,8 +807,9 @@ def left_over(count: int, firsts: list[int]) -> list[list[int]]:
     return runs
 
 
-def multiprocessor_timeline(drawing: Drawing, left: float, top: float, freed: list[float], begun: list[tuple[float, int]],
-                            share: float) -> float:
+def multiprocessor_timeline(
+    drawing: Drawing, left: float, top: float, freed: list[float], begun: list[tuple[float, int]], share: float
+) -> float:
     """A line to a multiprocessor, with the kernel before in grey, then the clusters; returns the lower end."""
     line, gap = 10.0, 8.0
 
@@ -660,15 +819,22 @@ def multiprocessor_timeline(drawing: Drawing, left: float, top: float, freed: li
     for multiprocessor, end in enumerate(freed):
         drawing.rect(left, y_of(multiprocessor) + 1, end, line - 2, fill=STROKES["plain"], round=0)
     for group in range(len(freed) // GROUP):
-        drawing.text(left - 10, y_of(group * GROUP) + GROUP * line / 2 + 4, f"group {group}", size=12, anchor="end", color=MUTED)
+        drawing.text(
+            left - 10, y_of(group * GROUP) + GROUP * line / 2 + 4, f"group {group}", size=12, anchor="end", color=MUTED
+        )
     first_end = min(begin for begin, _ in begun) + share
     for cluster, (begin, first) in enumerate(begun):
         late = begin >= first_end
         name = f"cluster {cluster}, which found no room" if late else f"cluster {cluster}: its share of the rows"
-        named_box(drawing, left + begin, y_of(first) + 1, share, CLUSTER * line - 2, name, "red" if late else "green", bold=late)
+        named_box(
+            drawing, left + begin, y_of(first) + 1, share, CLUSTER * line - 2, name, "red" if late else "green",
+            bold=late,
+        )
     for run in left_over(len(freed), [first for begin, first in begun if begin < first_end]):
         middle = (y_of(run[0]) + y_of(run[-1]) + line) / 2
-        drawing.text(left + max(freed) + 12, middle + 4, f"{len(run)} neighbours free: too few", size=11, color=STROKES["red"])
+        drawing.text(
+            left + max(freed) + 12, middle + 4, f"{len(run)} neighbours free: too few", size=11, color=STROKES["red"]
+        )
     bottom = y_of(len(freed) - 1) + line
     end = left + max(begin for begin, _ in begun) + share
     drawing.line(end, top - 8, end, bottom + 6, color=INK, width=1.5, dash="4 3")
@@ -684,24 +850,35 @@ def clusters_start() -> Drawing:
     freed = [earliest + step * order.index(multiprocessor) for multiprocessor in range(len(order))]
     overlapped = cluster_starts(freed, clusters, share)
     afterwards = cluster_starts([max(freed)] * len(freed), clusters, share)
-    drawing = Drawing(WIDTH, 560, "Clusters launched before the kernel ahead of them has ended, and after",
-                      "Two schematic timelines of sixteen multiprocessors in two groups. Top, launched with overlap: three clusters of four begin as "
-                      "soon as four neighbours are free; the fourth finds only pairs of free multiprocessors and begins when another cluster "
-                      "has ended, so that the kernel takes twice as long. Bottom, launched afterwards: all four begin and end together.")
+    drawing = Drawing(
+        WIDTH, 560,
+        "Clusters launched before the kernel ahead of them has ended, and after",
+        "Two schematic timelines of sixteen multiprocessors in two groups. Top, launched with overlap: three clusters "
+        "of four begin as soon as four neighbours are free; the fourth finds only pairs of free multiprocessors and "
+        "begins when another cluster has ended, so that the kernel takes twice as long. Bottom, launched afterwards: "
+        "all four begin and end together.",
+    )
     left = LEFT + 70.0
-    drawing.text(LEFT, 30, "Clusters that stay: four free neighbours each, and a fixed share of the rows", size=15, bold=True)
+    drawing.text(
+        LEFT, 30, "Clusters that stay: four free neighbours each, and a fixed share of the rows", size=15, bold=True
+    )
     drawing.text(LEFT, 64, "Launched with overlap", bold=True)
-    drawing.text(WIDTH - LEFT, 64, "A line to a multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED)
+    drawing.text(
+        WIDTH - LEFT, 64, "A line to a multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED
+    )
     bottom = multiprocessor_timeline(drawing, left, 84, freed, overlapped, share)
     drawing.text(LEFT, bottom + 44, "Launched when the kernel before has ended", bold=True)
     bottom = multiprocessor_timeline(drawing, left, bottom + 64, freed, afterwards, share)
     drawing.line(left, bottom + 16, WIDTH - LEFT - 40, bottom + 16, arrow=True)
     drawing.text(WIDTH - LEFT, bottom + 20, "time", size=12, anchor="end", color=MUTED)
-    end = paragraph(drawing, bottom + 48, "Schematic, not measured: that a cluster finds no room is how we explain a doubled time, and which "
-                    "multiprocessors can be a cluster is made simple. On top, the middle of group 1 falls free first, and a cluster takes it. "
-                    "The four that are left there are not side by side, so that the last cluster waits until another has ended. Its rows are "
-                    "its own share, which nobody takes off it: the kernel takes two shares' time. Below, all begin later, and the kernel ends "
-                    "earlier.")
+    end = paragraph(
+        drawing, bottom + 48,
+        "Schematic, not measured: that a cluster finds no room is how we explain a doubled time, and which "
+        "multiprocessors can be a cluster is made simple. On top, the middle of group 1 falls free first, and a "
+        "cluster takes it. The four that are left there are not side by side, so that the last cluster waits until "
+        "another has ended. Its rows are its own share, which nobody takes off it: the kernel takes two shares' time. "
+        "Below, all begin later, and the kernel ends earlier.",
+    )
     drawing.height = end + 6
     return drawing
 
@@ -725,7 +902,8 @@ def mail_times(work: list[list[float]], look: list[float]) -> tuple[list[list[fl
 
 
 def letters_at(now: float, sent: list[list[float]], parity: int) -> list[int]:
-    """The turn whose letter lies in each sender's place for even turns (0) or odd ones (1); 0 where none has been sent."""
+    """The turn whose letter lies in each sender's place for even turns (0) or odd ones (1); 0 where none has been
+    sent."""
     senders = range(len(sent[0]))
     return [max((turn for turn, times in enumerate(sent, 1) if turn % 2 == parity and times[sender] <= now), default=0)
             for sender in senders]
@@ -747,7 +925,9 @@ def mail_places(drawing: Drawing, y: float, now: float, sent: list[list[float]],
     """What lies in the place of each sender, for even turns and for odd ones."""
     left, width, height = LEFT + 92.0, 200.0, 26
     for sender in range(len(sent[0])):
-        drawing.text(left + sender * (width + 10) + width / 2, y - 8, f"from block {sender}", size=12, anchor="middle", bold=True)
+        drawing.text(
+            left + sender * (width + 10) + width / 2, y - 8, f"from block {sender}", size=12, anchor="middle", bold=True
+        )
     for parity, name in enumerate(("even turns", "odd turns")):
         line = y + parity * 62
         drawing.text(LEFT, line + 17, name, bold=True)
@@ -771,7 +951,9 @@ def turns_of_blocks(drawing: Drawing, top: float, now: float, sent: list[list[fl
             drawing.text(left + (done + known) / 2, y + 15, f"reads {turn}", size=11, anchor="middle", color=MUTED)
             drawing.rect(left + done - 2, y - 3, 4, height + 6, fill=INK, stroke=INK, round=0)
             begin = known
-    drawing.line(left + now, top - 10, left + now, top + len(sent[0]) * step, color=STROKES["red"], width=1.5, dash="4 3")
+    drawing.line(
+        left + now, top - 10, left + now, top + len(sent[0]) * step, color=STROKES["red"], width=1.5, dash="4 3"
+    )
     drawing.text(left + now, top - 15, "now", size=12, anchor="middle", bold=True, color=STROKES["red"])
 
 
@@ -782,35 +964,56 @@ def grid_mail() -> Drawing:
     sent, read = mail_times(work, look)
     now = (sent[2][0] + read[1][2]) / 2  # block 0 has sent turn 3, and block 2 has not read turn 2 yet
     assert sent[2][0] < now < min(sent[2][1:]), "of turn 3 there is one letter now"
-    drawing = Drawing(WIDTH, 640, "Mail between blocks that share a row",
-                      "Three blocks on multiprocessors anywhere on the device have a piece each of one row. For each sender there are two places in "
-                      "global memory, for even turns and for odd ones, and a letter there is one word with the turn's number and a sum. Below, "
-                      "when each block works, sends, and has read the letters of all: block 0 sends turn 3 while block 2 still reads turn 2, but "
-                      "all have read turn 1, whose place turn 3 takes.")
+    drawing = Drawing(
+        WIDTH, 640,
+        "Mail between blocks that share a row",
+        "Three blocks on multiprocessors anywhere on the device have a piece each of one row. For each sender there "
+        "are two places in global memory, for even turns and for odd ones, and a letter there is one word with the "
+        "turn's number and a sum. Below, when each block works, sends, and has read the letters of all: block 0 sends "
+        "turn 3 while block 2 still reads turn 2, but all have read turn 1, whose place turn 3 takes.",
+    )
     drawing.text(LEFT, 30, "One row, blocks anywhere on the device, and mail in global memory", size=15, bold=True)
     shared_row(drawing, 50, [17, 3, 10], 24)
-    drawing.text(LEFT, 150, "The device's multiprocessors: which of them have the row's blocks does not matter.", size=12, color=MUTED)
+    drawing.text(
+        LEFT, 150, "The device's multiprocessors: which of them have the row's blocks does not matter.", size=12,
+        color=MUTED,
+    )
 
     drawing.text(LEFT, 190, "The mail now: two places for each sender", bold=True)
     drawing.text(LEFT, 209, "A letter is one word of 64 bits: the number of its turn, and a sum.", size=12, color=MUTED)
-    mail_places(drawing, 244, now, sent, ("Turn 3 may not come here: block 2 still reads turn 2.",
-                                          "Turn 3 takes the place of turn 1, which all have read. Blocks 1 and 2 have yet to send it."))
-    drawing.text(LEFT, 386, "Turn by turn. The black mark is the letter that a block sends; then it reads those of all", bold=True)
+    mail_places(
+        drawing, 244, now, sent,
+        (
+            "Turn 3 may not come here: block 2 still reads turn 2.",
+            "Turn 3 takes the place of turn 1, which all have read. Blocks 1 and 2 have yet to send it.",
+        ),
+    )
+    drawing.text(
+        LEFT, 386,
+        "Turn by turn. The black mark is the letter that a block sends; then it reads those of all",
+        bold=True,
+    )
     turns_of_blocks(drawing, 426, now, sent, read)
-    end = paragraph(drawing, 554, "Schematic. A block sends turn t + 1 when it has read turn t from all. They all sent turn t after they had read turn "
-                    "t − 1, so that nobody reads turn t − 1 any more, and its place is free. Who finds another number than that of the turn "
-                    "looks again; who finds the number has the sum, for a word arrives whole. (Of the two sums of a turn one is drawn; the "
-                    "other has a letter of its own.)")
+    end = paragraph(
+        drawing, 554,
+        "Schematic. A block sends turn t + 1 when it has read turn t from all. They all sent turn t after they had "
+        "read turn t − 1, so that nobody reads turn t − 1 any more, and its place is free. Who finds another number "
+        "than that of the turn looks again; who finds the number has the sum, for a word arrives whole. (Of the two "
+        "sums of a turn one is drawn; the other has a letter of its own.)",
+    )
     drawing.height = end + 6
     return drawing
 
 
 def batchnorm_tiles() -> Drawing:
     """08: sums down the columns, read along the rows."""
-    drawing = Drawing(WIDTH, 520, "BatchNorm: sums down the channels, read along the rows",
-                      "A matrix with samples as rows and channels as columns. A warp reads 32 neighbouring channels of one row, so that its request is "
-                      "4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a column of tiles are split among several "
-                      "blocks, whose count, mean and M2 are merged by Chan's formula.")
+    drawing = Drawing(
+        WIDTH, 520,
+        "BatchNorm: sums down the channels, read along the rows",
+        "A matrix with samples as rows and channels as columns. A warp reads 32 neighbouring channels of one row, so "
+        "that its request is 4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a "
+        "column of tiles are split among several blocks, whose count, mean and M2 are merged by Chan's formula.",
+    )
     drawing.text(LEFT, 30, "Statistics for each column, of a matrix that lies in memory row by row", size=15, bold=True)
     left, top, cell = LEFT + 64, 92.0, 15.5
     rows, tile, tiles = 12, 8, 3
@@ -825,13 +1028,21 @@ def batchnorm_tiles() -> Drawing:
             drawing.rect(left + col * cell, top + row * cell, cell, cell, colors[block] if inside else "plain", round=0)
     for block in range(rows // split):
         y = top + block * split * cell
-        drawing.rect(left + tile * cell, y, tile * cell, split * cell, fill="none", stroke=STROKES[colors[block]], stroke_width=2.5, round=0)
+        drawing.rect(
+            left + tile * cell, y, tile * cell, split * cell, fill="none", stroke=STROKES[colors[block]],
+            stroke_width=2.5, round=0,
+        )
         drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", size=12, bold=True)
     # The warp in block 0: one row of the tile at a time.
-    drawing.rect(left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0)
+    drawing.rect(
+        left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0
+    )
     side = left + tiles * tile * cell + 22
     drawing.text(side, top + 12, "A request: 32 neighbouring channels", size=12, bold=True)
-    drawing.text(side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12, color=MUTED)
+    drawing.text(
+        side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12,
+        color=MUTED,
+    )
     drawing.text(side, top + 58, "A lane goes down its own channel,", size=12, bold=True)
     drawing.text(side, top + 74, "and adds up in its registers.", size=12, color=MUTED)
     drawing.text(side, top + 104, "Few channels, many rows: the rows of", size=12, bold=True)
@@ -851,9 +1062,12 @@ def batchnorm_tiles() -> Drawing:
     drawing.rect(middle, y + 80, box, 30, "purple", strong=True, round=4)
     drawing.text(middle + box / 2, y + 99, "channel's own", size=11.5, anchor="middle", bold=True)
     drawing.text(middle + box + 16, y + 99, "merged by Chan's formula, always in the same order", size=12, color=MUTED)
-    below = paragraph(drawing, y + 142, "A thread to a channel without the split would leave the GPU nearly empty: 64 channels are two warps. A thread to a "
-                      "row would read a sector for each element. So a tile is as wide as a request, and as tall as it takes to give every "
-                      "multiprocessor work.")
+    below = paragraph(
+        drawing, y + 142,
+        "A thread to a channel without the split would leave the GPU nearly empty: 64 channels are two warps. A thread "
+        "to a row would read a sector for each element. So a tile is as wide as a request, and as tall as it takes to "
+        "give every multiprocessor work.",
+    )
     drawing.height = below + 6
     return drawing
 

@@ -7,10 +7,11 @@ A key is one of
     peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
     data/article_worklog/naive                                      a figure in docs/data/
     counters/04_vectorized/cached/layernorm_forward/fp32/1024x1024  what the hardware counted of it, with counter=NAME
-    compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one process; compare/best: that of
-                                                                    the fastest other library whose result was right
+    compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one
+                                                                    process; compare/best: that of the fastest other
+                                                                    library whose result was right
 
-`best` in the place of a variant or peer is the fastest one (of a check: the one with the smallest error).
+`best` instead of a variant or peer is the fastest one (of a check: the one with the smallest error).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 from results import MODES, PEERS, Check, Repository, ReportError, Timing
+from text import dagger, percent, significant
 
 # unit: (what it measures, its size in the base unit, how it is written after the number)
 UNITS = {
@@ -59,27 +61,10 @@ COUNTERS = {
 HARDWARE = {"_bytes": "bytes", "_percent": "ratio", "_ns": "time"}
 HARDWARE_SIZE = {"bytes": 1.0, "ratio": 1e-2, "time": 1e-9, "count": 1.0}
 
-DEFAULT_COUNTER = {"time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
-                   "error": "max_abs_error", "count": "differing", "bytes": "bytes"}
-
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """`value` rounded to `digits` significant digits: 0.0817, 8.05, 4150, 4.10 × 10⁶."""
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # after rounding: 9.999 has that of 10
-    if exponent >= 6 or exponent < -4:
-        return f"{value / 10.0**exponent:.{digits - 1}f} × 10{str(exponent).translate(SUPERSCRIPT)}"
-    decimals = digits - 1 - exponent
-    return f"{round(value, decimals):.{max(decimals, 0)}f}"
-
-
-def percent(ratio: float) -> str:
-    return f"{ratio * 100:.1f} %"
+DEFAULT_COUNTER = {
+    "time": "median_seconds", "rate": "bytes_per_second", "ratio": "share_of_copy", "ulp": "max_ulp_error",
+    "error": "max_abs_error", "count": "differing", "bytes": "bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -161,7 +146,9 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     side, _, cell = name.partition("/")
     found = repository.verdicts(gpu).get(cell)
     if not found or side not in ("ours", "best"):
-        raise ReportError(f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing")
+        raise ReportError(
+            f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing"
+        )
     stale = runs.is_stale(found.cell)
     if dimension != "ratio":
         return Figure(found.seconds if side == "ours" else found.rival_seconds, "time", stale)
@@ -171,12 +158,14 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
 
 
 def hardware_counter(repository: Repository, name: str, counter: str | None, gpu: str) -> Figure:
-    """A counter of all the kernels that a variant launches: sums add up, and what is a share is that of the longest kernel."""
+    """A counter of all the kernels that a variant launches: sums add up, and what is a share is that of the longest
+    kernel."""
     results = repository.counters(gpu)
     launches = [launch for launch in results.launches if launch.name == name]
     if not launches:
         near = difflib.get_close_matches(name, [launch.name for launch in results.launches], n=1, cutoff=0)
-        raise ReportError(f"{results.path.relative_to(repository.root)} has no '{name}'; the nearest there is '{near[0] if near else 'nothing'}'")
+        shown, nearest = results.path.relative_to(repository.root), near[0] if near else "nothing"
+        raise ReportError(f"{shown} has no '{name}'; the nearest there is '{nearest}'")
     if not counter or any(counter not in launch.values for launch in launches):
         raise ReportError(f"'{counter or ''}' is no counter of {name}; there are: {', '.join(launches[0].values)}")
     dimension = next((what for end, what in HARDWARE.items() if counter.endswith(end)), "count")
@@ -223,4 +212,4 @@ def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[s
         text = (f"{whole:,}".replace(",", "\u202f") if whole >= 10000 else f"{whole}") + suffix
     else:
         text = significant(found.value / size, int(digits)) + suffix
-    return text + ("†" if found.stale else ""), found.stale
+    return dagger(text, found.stale), found.stale

@@ -11,16 +11,16 @@ results/ has a measurement for that GPU, it stands beside.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from figures import significant
+from counting import count
+from grid import ELEMENT_BYTES
 from programs import programs_in
 from results import ROOT, Repository, ReportError, launch_of, read_json
-from counting import count
+from text import dagger, significant
 
 GPUS = Path("common/report/gpus.json")
 LINE_LOOKUP_BYTES = 128  # what the L1 cache of a multiprocessor looks up and hands out in a cycle
@@ -56,7 +56,8 @@ def floors(kernel: dict[str, Any], gpu: Gpu) -> dict[str, float]:
         found["L2"] = (of("dram_read_bytes", 0) + 32 * written) / gpu.l2_bytes_per_second
     # The load and store unit of a multiprocessor looks up a cache line, hands out 128 bytes, passes over the banks once
     # or shuffles a warp in a cycle. Blocks are spread over the multiprocessors; one block has one.
-    cycles = sum(of(f"{operation}_wavefronts", 0) for operation in ("shared_load", "shared_store", "shared_atomic", "async_copy_store", "remote_shared"))
+    in_shared = ("shared_load", "shared_store", "shared_atomic", "async_copy_store", "remote_shared")
+    cycles = sum(of(f"{operation}_wavefronts", 0) for operation in in_shared)
     cycles += of("shuffle_requests", 0)
     for operation in ("global_load", "global_store", "global_atomic", "async_copy_load"):
         cycles += max(of(f"{operation}_lines", 0), of(f"{operation}_bytes_asked", 0) / LINE_LOOKUP_BYTES)
@@ -92,7 +93,8 @@ def measured_seconds(repository: Repository, gpu: str, name: str) -> tuple[float
     stage = name.partition("/")[0]
     if not repository.has_results(stage, gpu):
         return None
-    return next(((t.seconds, t.stale) for t in repository.stage_results(stage, gpu).timings if t.name == f"{name}/cold"), None)
+    timings = repository.stage_results(stage, gpu).timings
+    return next(((t.seconds, t.stale) for t in timings if t.name == f"{name}/cold"), None)
 
 
 def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name: str) -> list[list[str]]:
@@ -103,40 +105,63 @@ def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name:
         rows, elements = first["rows"], first["rows"] * first["cols"] * first["pixels"]
         loads = rung.total("global_load_requests") + rung.total("async_copy_load_requests")
         sectors = rung.total("global_load_sectors") + rung.total("async_copy_load_sectors")
-        asked = sum(rung.total(f"{kind}_bytes_asked") for kind in ("global_load", "global_store", "global_atomic", "async_copy_load"))
-        matrix = {"fp32": 4, "fp16": 2, "bf16": 2}[first["dtype"]] * elements
+        in_global = ("global_load", "global_store", "global_atomic", "async_copy_load")
+        asked = sum(rung.total(f"{kind}_bytes_asked") for kind in in_global)
+        conflicts = rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts")
+        matrix = ELEMENT_BYTES[first["dtype"]] * elements
         passes = max(rung.total(f"read_{matrix_name}_bytes") for matrix_name in MATRICES) / matrix
         per_row = lambda key: significant(rung.total(key) / rows, 2) if rung.total(key) else "-"  # noqa: E731
         seconds, bound = rung.prediction(gpu)
         measured = measured_seconds(repository, gpu_name, name)
         lines.append([
-            stage[:2], variant, operation, f"{asked / elements:.1f}", f"{sectors / loads:.1f}" if loads else "-", f"{passes:.1f}", per_row("barrier_requests"),
-            per_row("shuffle_requests"), significant((rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts")) / rows, 2)
-            if rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts") else "-",
-            f"{seconds * 1e6:.1f}", bound, "" if measured is None else f"{measured[0] * 1e6:.1f}" + ("†" if measured[1] else ""),
+            stage[:2],
+            variant,
+            operation,
+            f"{asked / elements:.1f}",
+            f"{sectors / loads:.1f}" if loads else "-",
+            f"{passes:.1f}",
+            per_row("barrier_requests"),
+            per_row("shuffle_requests"),
+            significant(conflicts / rows, 2) if conflicts else "-",
+            f"{seconds * 1e6:.1f}",
+            bound,
+            "" if measured is None else dagger(f"{measured[0] * 1e6:.1f}", measured[1]),
         ])
     return lines
 
 
 def table(head: list[str], lines: list[list[str]], left: int) -> str:
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))).rstrip()
-                     for line in [head, *lines])
+
+    def row(line: list[str]) -> str:
+        cells = enumerate(zip(line, widths))
+        return "  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in cells).rstrip()
+
+    return "\n".join(row(line) for line in [head, *lines])
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", help="by number or name; all where none is named")
-    parser.add_argument("--programs", type=Path, default=ROOT / "build/cpu/bin", help="folder of the stages' programs (default: build/cpu/bin)")
-    parser.add_argument("--gpu", default="h200", help="for which GPU the time is predicted: h200, rtx4050, t4 (default: h200)")
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=ROOT / "build/cpu/bin",
+        help="folder of the stages' programs (default: build/cpu/bin)",
+    )
+    parser.add_argument(
+        "--gpu", default="h200", help="for which GPU the time is predicted: h200, rtx4050, t4 (default: h200)"
+    )
     parser.add_argument("--shape", default="1024x1024", help="rows x cols (default: 1024x1024)")
     parser.add_argument("--dtype", default="fp32", help="default: fp32")
     options = parser.parse_args(arguments)
     try:
         gpu = gpu_named(options.gpu)
         kernels = []
+        flags = ["--shapes", options.shape, "--dtype", options.dtype]
+        device = {"WORKLOG_SIMT_MULTIPROCESSORS": str(gpu.multiprocessors)}
         for program in programs_in(options.programs, options.stages):
-            kernels += count(program, ["--shapes", options.shape, "--dtype", options.dtype], {"WORKLOG_SIMT_MULTIPROCESSORS": str(gpu.multiprocessors)})[0]
+            kernels += count(program, flags, device)[0]
         repository = Repository(ROOT)
         lines = lines_of(rungs_of(kernels), gpu, repository, options.gpu)
     except ReportError as error:
@@ -144,17 +169,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     several = len({line[2] for line in lines}) > 1
     keep = [i for i in range(12) if (several or i != 2) and (i != 11 or any(line[11] for line in lines))]
-    head = ["", "variant", "operation", "bytes/element", "sectors/load", "passes", "barriers/row", "shuffles/row", "conflicts/row", "predicted", "bound by", "measured"]
+    head = [
+        "", "variant", "operation", "bytes/element", "sectors/load", "passes", "barriers/row", "shuffles/row",
+        "conflicts/row", "predicted", "bound by", "measured",
+    ]
     print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, counted on this CPU:\n")
     print(table([head[i] for i in keep], [[line[i] for i in keep] for line in lines], 3 if several else 2))
-    print(f"""
-bytes/element   what all threads ask of global memory, for each element; what must be moved is what the operation reads and writes
-sectors/load    32-byte sectors that a warp's load touches: 4 are enough for 32 floats, 16 for 32 vectors of 4
-passes          how often the input matrix is read
-predicted       microseconds on an {gpu.name}, not measured: {'an empty launch, and ' if gpu.launch_seconds else ''}the longest of what DRAM, the L2 cache
-                and the L1 caches take for the counted traffic; a kernel is slower where latency or arithmetic bounds it""")
+    empty_launch = "an empty launch, and " if gpu.launch_seconds else ""
+    print(
+        "\n"
+        "bytes/element   what all threads ask of global memory, for each element; what must be moved is what the "
+        "operation reads and writes\n"
+        "sectors/load    32-byte sectors that a warp's load touches: 4 are enough for 32 floats, 16 for 32 vectors of "
+        "4\n"
+        "passes          how often the input matrix is read\n"
+        f"predicted       microseconds on an {gpu.name}, not measured: {empty_launch}the longest of what DRAM, the L2 "
+        "cache\n"
+        "                and the L1 caches take for the counted traffic; a kernel is slower where latency or "
+        "arithmetic bounds it"
+    )
     if any(line[11] for line in lines):
-        print(f"measured        microseconds, results/{options.gpu}.json, cold cache" + ("; † on an earlier version of the kernel" if any("†" in line[11] for line in lines) else ""))
+        note = "; † on an earlier version of the kernel" if any("†" in line[11] for line in lines) else ""
+        print(f"measured        microseconds, results/{options.gpu}.json, cold cache{note}")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""What ties a figure to the machine code that ran: the launches that were made when it was measured, held against those
-that the tree as it stands would make.
+"""What ties a figure to the machine code that ran: the launches that were made when it was measured, compared with
+those that the tree as it stands would make.
 
 A launch is a kernel's code, by its hash (machine_code.py), and the shape that it is launched in. Results hold the
 launches of each case; NN_name/results/code_<arch>.json, the lock, holds those of the tree (lock.py makes it). A figure

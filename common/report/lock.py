@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import launches
-import source_hash
-from cells import case_of_cell, cell_of, OURS, STAGE_OF
+from cells import OURS, STAGE_OF, case_of_cell, cell_of
 from machine_code import CodeError, Kernel, code_of_all, kernels_in
 from programs import write_json
 from results import ROOT, ReportError, Repository, case_name, read_json

@@ -18,7 +18,9 @@ MARKER = re.compile(r"<!--\s*(?:sync:(?P<kind>[\w-]*)\s*(?P<arguments>.*?)|(?P<e
 MATH = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
 HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)(?:[ \t]+#+)?[ \t]*$", re.MULTILINE)
 HTML_ANCHOR = re.compile(r"<a\s[^>]*?(?:id|name)\s*=\s*[\"']([^\"']+)[\"']", re.IGNORECASE)
-INLINE_LINK = re.compile(r"\]\(\s*(?:<([^>\n]*)>|([^\s()]*(?:\([^\s()]*\)[^\s()]*)*))(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)")
+INLINE_LINK = re.compile(
+    r"\]\(\s*(?:<([^>\n]*)>|([^\s()]*(?:\([^\s()]*\)[^\s()]*)*))(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)"
+)
 REFERENCE_LINK = re.compile(r"^ {0,3}\[[^\]\n]+\]:[ \t]*<?([^\s>]+)>?", re.MULTILINE)
 HTML_LINK = re.compile(r"<(?:img|a|source)\s[^>]*?(?:src|href|srcset)\s*=\s*[\"']([^\"']+)[\"']", re.IGNORECASE)
 
@@ -120,12 +122,14 @@ def regions_of(text: str) -> tuple[list[Region], list[Problem]]:
             except ValueError as error:
                 problems.append(Problem(line_of(text, start.start()), name(start), f"cannot be read: {error}"))
                 continue
+            first = line_of(text, start.start())
             regions.append(
-                Region(start["kind"], tuple(words), options, start.end(), match.start(), line_of(text, start.start()), name(start))
+                Region(start["kind"], tuple(words), options, start.end(), match.start(), first, name(start))
             )
         else:
             if opened is not None:
-                problems.append(Problem(line_of(text, opened.start()), name(opened), "has no <!-- /sync --> before the next marker"))
+                first = line_of(text, opened.start())
+                problems.append(Problem(first, name(opened), "has no <!-- /sync --> before the next marker"))
             opened = match
     if opened is not None:
         problems.append(Problem(line_of(text, opened.start()), name(opened), "has no <!-- /sync -->"))

@@ -26,7 +26,8 @@ class MergeError(Exception):
 
 
 def check_key(check: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(check.get(key) for key in ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "layout", "input"))
+    keys = ("stage", "variant", "operation", "dtype", "rows", "cols", "pixels", "layout", "input")
+    return tuple(check.get(key) for key in keys)
 
 
 def timing_key(entry: dict[str, Any]) -> str:
@@ -53,8 +54,9 @@ def merge(runs: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     context = dict(first["context"])
     for name, run in runs[1:]:
         for key in MUST_AGREE:
-            if run["context"].get(key) != context.get(key):
-                raise MergeError(f"{name} and {first_name} differ in {key}: {run['context'].get(key)!r} against {context.get(key)!r}")
+            one, other = run["context"].get(key), context.get(key)
+            if one != other:
+                raise MergeError(f"{name} and {first_name} differ in {key}: {one!r} against {other!r}")
     context["runs"] = [{key: run["context"][key] for key in OF_A_RUN if key in run["context"]} for _, run in runs]
 
     merged = {key: value for key, value in first.items() if not isinstance(value, list)} | {"context": context}

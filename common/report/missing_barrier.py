@@ -7,8 +7,8 @@
 
 The build makes the program of an edited copy of the stage's kernels (common/tests/CMakeLists.txt). It runs here in each
 order in which the CPU layer can take the threads of a block, and how many elements come out wrong goes into
-docs/data/missing_barrier.json. The layer is deterministic: --check, which is a test, compares every figure. It lets a few
-elements differ, those that are right by chance: whether they are hangs on how a compiler fuses operations.
+docs/data/missing_barrier.json. The layer is deterministic: --check, which is a test, compares every figure. It lets a
+few elements differ, those that are right by chance: whether they are depends on how a compiler fuses operations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def edit(source: Path, target: Path) -> None:
     """Both are folders: the stage's program beside the kernels that it includes."""
     text = (source / "kernels.cuh").read_text(encoding="utf-8")
     if text.count(BARRIER) != 1:
-        sys.exit(f"missing_barrier.py: {source}/kernels.cuh does not have the barrier of the tree's loop once, as the writeup quotes it")
+        sys.exit(
+            f"missing_barrier.py: {source}/kernels.cuh does not have the barrier of the tree's loop once, as the "
+            "writeup quotes it"
+        )
     target.mkdir(parents=True, exist_ok=True)
     (target / "kernels.cuh").write_text(text.replace(BARRIER, ""), encoding="utf-8")
     for name in ("main.cu", "variants.cu"):
@@ -48,10 +51,16 @@ def checks_in_order(program: Path, order: str) -> dict[str, dict[str, Any]]:
     """By variant: the check of 1024 x 1024 normally distributed values. Every one must fail: exit code 1."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
-        command = [program, "--check-only", "--shapes", "1024x1024", "--input", "normal", "--variant", ",".join(VARIANTS), "--json", file]
-        done = subprocess.run(command, env=os.environ | {"WORKLOG_SIMT_ORDER": order}, capture_output=True, text=True, check=False)
+        flags = ["--check-only", "--shapes", "1024x1024", "--input", "normal", "--variant", ",".join(VARIANTS)]
+        environment = os.environ | {"WORKLOG_SIMT_ORDER": order}
+        done = subprocess.run(
+            [program, *flags, "--json", file], env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode != 1:
-            sys.exit(f"missing_barrier.py: without the barrier, {program} was to fail in order {order}; its exit code is {done.returncode}\n{done.stdout}{done.stderr}")
+            sys.exit(
+                f"missing_barrier.py: without the barrier, {program} was to fail in order {order}; its exit code is "
+                f"{done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return {check["variant"]: check for check in json.loads(file.read_text(encoding="utf-8"))["checks"]}
 
 
@@ -60,14 +69,23 @@ def document(program: Path) -> dict[str, Any]:
     for name, order in ORDERS.items():
         for variant, check in checks_in_order(program, order).items():
             ending = "" if check["max_ulp_error"] is not None else ", some not finite"
-            figures[f"{name}_{variant}"] = {"value": check["differing"], "unit": "count", "meaning": f"wrong elements of {variant}, threads in order {order}{ending}"}
-            figures["compared"] = {"value": check["compared"], "unit": "count", "meaning": "elements compared: y, mean and rstd"}
+            figures[f"{name}_{variant}"] = {
+                "value": check["differing"],
+                "unit": "count",
+                "meaning": f"wrong elements of {variant}, threads in order {order}{ending}",
+            }
+            figures["compared"] = {
+                "value": check["compared"],
+                "unit": "count",
+                "meaning": "elements compared: y, mean and rstd",
+            }
     return {
         "source": {
             "title": "Stage 02 without the barrier in tree_sum's loop, on the CPU layer",
             "shape": "1024x1024", "dtype": "fp32", "input": "normal",
             "note": "Made by common/report/missing_barrier.py; a test compares it with what the program gives now.",
-            "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
+            "commit": commit_now(),
+            "commit_note": "The tree that they were made in. A test makes them anew at every other",
         },
         "figures": figures,
     }
@@ -75,7 +93,9 @@ def document(program: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--edit", nargs=2, type=Path, metavar=("FROM", "TO"), help="copy a stage's folder without the barrier, and stop")
+    parser.add_argument(
+        "--edit", nargs=2, type=Path, metavar=("FROM", "TO"), help="copy a stage's folder without the barrier, and stop"
+    )
     parser.add_argument("--program", type=Path, help="the program of the edited kernels")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a figure differs")
     options = parser.parse_args()
@@ -87,8 +107,11 @@ def main() -> int:
     found = document(options.program.resolve())
     if options.check:
         kept = json.loads(DATA.read_text(encoding="utf-8"))["figures"]
-        differing = [f"{name}: {kept.get(name, {}).get('value')} in docs/data, {figure['value']} now" for name, figure in found["figures"].items()
-                     if abs(kept.get(name, {}).get("value", -1) - figure["value"]) > BY_CHANCE]
+        differing = [
+            f"{name}: {kept.get(name, {}).get('value')} in docs/data, {figure['value']} now"
+            for name, figure in found["figures"].items()
+            if abs(kept.get(name, {}).get("value", -1) - figure["value"]) > BY_CHANCE
+        ]
         print("\n".join(differing) or f"{len(kept)} figures agree")
         return 1 if differing else 0
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in found["figures"].items())

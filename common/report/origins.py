@@ -5,14 +5,13 @@
     python3 common/report/origins.py                                    of every file, and what is missing
 
 A program's results name the commit that the program was built from. What was taken by hand names the commit that first
-kept it, or the tree that it was built on, and says which (`commit_note`, or an entry of `commits`). The second form ends
-with 1 where a file or a figure names no commit, or one that the history does not have.
+kept it, or the tree that it was built on, and says which (`commit_note`, or an entry of `commits`). The second form
+ends with 1 where a file or a figure names no commit, or one that the history does not have.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -24,8 +23,10 @@ from typing import Any
 
 from results import PEERS, ROOT, ReportError, read_json
 
-FILES = ("[0-9][0-9]_*/results/*.json", "docs/data/*.json", "docs/counters/*.json", "docs/verified/*.json", "docs/compare/*.json",
-         "common/report/peers/*.json")
+FILES = (
+    "[0-9][0-9]_*/results/*.json", "docs/data/*.json", "docs/counters/*.json", "docs/verified/*.json",
+    "docs/compare/*.json", "common/report/peers/*.json",
+)
 COMMIT = re.compile(r"[0-9a-f]{10,40}")
 BY_HAND = "docs/data"  # figures by name are kept there, some of them by hand
 
@@ -52,7 +53,8 @@ def origins_of(document: dict[str, Any]) -> dict[str, Origin]:
 def git(root: Path, *words: str) -> str:
     """What git says, or nothing where it is not there or finds no repository."""
     try:
-        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 

@@ -6,8 +6,9 @@
     ./worklog docs --check      builds, then looks at every page in headless Chromium
 
 The pages are the repository's own Markdown files, as they lie: README.md, the writeups and their exercises, docs/, the
-rooms' README.md. Copies go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file that
-a page links to becomes a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing from elsewhere.
+rooms' README.md. Copies go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file
+that a page links to becomes a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -33,18 +34,29 @@ from results import ROOT, ReportError
 from source_hash import stage_folders
 
 SOURCE, SITE = ROOT / "build/site-source", ROOT / "site"
-LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh", "": "sh", ".txt": "text", ".yml": "yaml"}
+LANGUAGES = {
+    ".cuh": "cuda", ".cu": "cuda", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh",
+    "": "sh", ".txt": "text", ".yml": "yaml",
+}
 COPIED = {".svg", ".png", ".json", ".cff", ".ipynb"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
+FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
-DOCS_ORDER = ("reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md", "resources.md", "verified.md", "teaching.md", "glossary.md")
+DOCS_ORDER = (
+    "reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md",
+    "resources.md", "verified.md", "teaching.md", "glossary.md",
+)
 
 
 def documents() -> list[Path]:
     """The pages, in the order of the navigation."""
     found = [ROOT / "README.md"]
     found += [ROOT / stage / "README.md" for stage in stage_folders(ROOT) if (ROOT / stage / "README.md").is_file()]
-    docs = sorted((ROOT / "docs").glob("*.md"), key=lambda path: (DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name))
+
+    def place(path: Path) -> tuple[int, str]:
+        return DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name
+
+    docs = sorted((ROOT / "docs").glob("*.md"), key=place)
     rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
     return found + docs + rooms + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
@@ -82,7 +94,8 @@ class Staging:
         self.copied: set[Path] = set()
 
     def target(self, path: Path) -> str | None:
-        """What a link to a file of the repository leads to in the site, from its root; None where the site has nothing of it."""
+        """What a link to a file of the repository leads to in the site, from its root; None where the site has nothing
+        of it."""
         name = path.relative_to(ROOT).as_posix()
         stage = path.parent.name
         if path.is_dir():
@@ -150,11 +163,13 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
         elif path.parent != ROOT and path.parent.name != "exercise":
             below = {"The code": f"{path.parent.name}/code.md", "Exercises": f"{path.parent.name}/exercise/README.md"}
             ladder.append({title(path): [name, *({words: page} for words, page in below.items() if page in written)]})
-    files = sorted(name for name in written if name.endswith(".md") and not (ROOT / name).is_file() and not name.endswith("/code.md"))
+    made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
+    files = sorted(name for name in made if not name.endswith("/code.md"))
     nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]
     nav += [{"Beside the ladder": docs}] if docs else []
     nav += [{"The rooms": rooms}] if rooms else []
-    nav += [{"Source files": [{posixpath.splitext(name)[0].removesuffix("-file"): name} for name in files]}] if files else []
+    if files:
+        nav.append({"Source files": [{posixpath.splitext(name)[0].removesuffix("-file"): name} for name in files]})
     return nav
 
 
@@ -224,7 +239,8 @@ async function look(page, width) {
 }
 (async () => {
   for (const width of widths) for (const page of pages) await look(page, width);
-  await fetch('/inspected', {method: 'POST', body: JSON.stringify({found, formulas: found.formulas, images: found.images})});
+  const report = {found, formulas: found.formulas, images: found.images};
+  await fetch('/inspected', {method: 'POST', body: JSON.stringify(report)});
 })();
 </script>"""
 
@@ -276,13 +292,14 @@ def outside_addresses() -> list[str]:
     found = []
     for path in sorted(SITE.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
-        for match in re.finditer(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"", text):
+        for match in FETCHED.finditer(text):
             found.append(f"{path.relative_to(SITE)} fetches {match[1]}")
     return found
 
 
 def check() -> int:
-    browser = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+    found = map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))
+    browser = next((path for path in found if path), None)
     if not browser:
         print("there is no Chromium here to look at the pages with", file=sys.stderr)
         return 2
@@ -292,8 +309,9 @@ def check() -> int:
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{serving.server_address[1]}/inspector"
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-        process = subprocess.Popen([browser, "--headless=new", *sandbox, "--disable-gpu", "--enable-logging=stderr", "--window-size=1400,1000",
-                                    "--remote-debugging-port=0", address], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        command = [browser, "--headless=new", *sandbox, "--disable-gpu", "--enable-logging=stderr"]
+        command += ["--window-size=1400,1000", "--remote-debugging-port=0", address]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         said: list[str] = []
         assert process.stderr
         reader = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
@@ -306,7 +324,8 @@ def check() -> int:
         print("Chromium did not report within five minutes:\n" + "".join(said[-20:]), file=sys.stderr)
         return 1
     problems = Handler.reported["found"] + outside_addresses()
-    problems += sorted({line.split("CONSOLE", 1)[1].strip() for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)})
+    complaints = [line for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)]
+    problems += sorted({line.split("CONSOLE", 1)[1].strip() for line in complaints})
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(pages)} pages looked at, {WIDTHS[0]} and {WIDTHS[1]} px wide: {Handler.reported['images']} images, "

@@ -23,7 +23,9 @@ def on_config(config: Any) -> Any:
 
 def math(match: re.Match[str]) -> str:
     inline, block = match.group(2), match.group(3)
-    return convert(unescape(inline if inline is not None else block), display="inline" if inline is not None else "block")
+    if inline is not None:
+        return convert(unescape(inline), display="inline")
+    return convert(unescape(block), display="block")
 
 
 def on_page_content(html: str, **_: Any) -> str:

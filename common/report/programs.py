@@ -122,7 +122,9 @@ class Program:
     def is_batchnorm(self) -> bool:
         return any(operation.startswith("batchnorm") for operation in self.operations)
 
-    def run(self, flags: Sequence[str], prefix: Sequence[str] = (), timeout: float | None = None) -> tuple[int, str, dict[str, Any]]:
+    def run(
+        self, flags: Sequence[str], prefix: Sequence[str] = (), timeout: float | None = None
+    ) -> tuple[int, str, dict[str, Any]]:
         """The exit code, what was printed, and the results (empty where none were written)."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "results.json"
@@ -134,15 +136,17 @@ class Program:
 
 def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
     """The stages' programs in a folder; `stages` picks by number or name. Raises ReportError where one is not there."""
-    # A folder's main.cu makes a stage's program. Others lie beside them, such as 08_batchnorm_sync, and take other flags.
-    found = [Program(path) for path in sorted(folder.glob("[0-9][0-9]_*")) if (ROOT / path.name / "main.cu").is_file() and os.access(path, os.X_OK)]
+    # A folder's main.cu makes a stage's program. Others lie beside them, such as 08_batchnorm_sync, with other flags.
+    of_stages = [path for path in sorted(folder.glob("[0-9][0-9]_*")) if (ROOT / path.name / "main.cu").is_file()]
+    found = [Program(path) for path in of_stages if os.access(path, os.X_OK)]
     if not found:
         raise ReportError(f"there is no stage's program in {shown(folder)}; ./worklog build --preset gpu builds them")
     if not stages:
         return found
     chosen = []
     for name in stages:
-        matching = [program for program in found if program.stage == name.rstrip("/") or program.stage.startswith(f"{name}_")]
+        own_name, begin = name.rstrip("/"), f"{name}_"
+        matching = [program for program in found if program.stage == own_name or program.stage.startswith(begin)]
         if not matching:
             raise ReportError(f"there is no stage '{name}'; there are: {', '.join(program.stage for program in found)}")
         chosen += matching
@@ -152,7 +156,8 @@ def programs_in(folder: Path, stages: Sequence[str] = ()) -> list[Program]:
 def require_gpu(program: Program, instead: str) -> dict[str, Any]:
     """The context of a small run. Raises NoGpu, with what can be done instead, where there is nothing to run on."""
     variant, operation, dtype = program.implementations[0]
-    flags = ["--check-only", "--shapes", "8x128", "--input", "normal", "--variant", variant, "--operation", operation, "--dtype", dtype]
+    flags = ["--check-only", "--shapes", "8x128", "--input", "normal"]
+    flags += ["--variant", variant, "--operation", operation, "--dtype", dtype]
     code, printed, document = program.run(flags)
     if "no CUDA device" in printed or (document and document["context"]["backend"] != "gpu"):
         raise NoGpu(instead)
@@ -186,7 +191,8 @@ def compact(value: Any, indent: int = 0) -> str:
     if indent > 1 and len(line) <= LONGEST_LINE:
         return line
     pad = " " * (indent + 1)
-    if isinstance(value, dict) and any(isinstance(each, (dict, list)) and each for each in value.values()) and indent < 4:
+    has_inner = isinstance(value, dict) and any(isinstance(each, (dict, list)) and each for each in value.values())
+    if has_inner and indent < 4:
         entries = [f"{pad}{json.dumps(key)}: {compact(each, indent + 1)}" for key, each in value.items()]
         return "{\n" + ",\n".join(entries) + "\n" + " " * indent + "}"
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):

@@ -28,7 +28,10 @@ def dead_links(file: Path, text: str, root: Path) -> list[Problem]:
         if SCHEME.match(target):
             continue
         name, _, fragment = unquote(target).partition("#")
-        path = ((root / name.lstrip("/")) if name.startswith("/") else (file.parent / name)).resolve() if name else file.resolve()
+        path = file
+        if name:
+            path = root / name.lstrip("/") if name.startswith("/") else file.parent / name
+        path = path.resolve()
         if not path.is_relative_to(root):
             problems.append(Problem(line, f"link {target}", "leads out of the repository"))
         elif not path.exists():

@@ -10,22 +10,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import launches as launched
+import rivals
 import source_hash
-
-if TYPE_CHECKING:
-    import rivals
+from grid import ELEMENT_BYTES
 
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
 MODES = ("cold", "warm", "graph")
 LAST, FIRST = "channels_last", "channels_first"  # layouts of images
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # of Google Benchmark's time units
 
 PEERS = "peers"  # stands where a stage's name does
+PACKAGE_SUITE = "python_package_test"  # in docs/verified, the tests of the Python package
 PEER_LABELS = {
     "torch": "PyTorch",
     "torch eager": "PyTorch, two calls",
@@ -38,13 +37,13 @@ PEER_LABELS = {
     "torch.copy_": "copy",
 }
 
-# What an operation's time is held against: a copy, where it reads and writes one tensor each; else a stream of as many
+# What an operation's time is compared with: a copy, where it reads and writes one tensor each; else a stream of as many
 # reads and writes.
 COPY_LIKE = {"layernorm_forward", "rmsnorm_forward", "batchnorm_inference"}
 
 
 def baseline_of(operations: Iterable[str]) -> str:
-    """`copy` or `stream`: the name of what these operations' times are held against."""
+    """`copy` or `stream`: the name of what these operations' times are compared with."""
     return "copy" if set(operations) <= COPY_LIKE else "stream"
 
 
@@ -212,7 +211,7 @@ def number(entry: dict, key: str) -> float | None:
 
 
 def shape_name(rows: int, cols: int, pixels: int, layout: str = LAST) -> str:
-    """As benchmarks are named: 1024x4096, or 32x64x3136 where there are pixels, 32x64x3136-first where these come last."""
+    """As benchmarks are named: 1024x4096; 32x64x3136 where there are pixels, 32x64x3136-first where these come last."""
     return f"{rows}x{cols}x{pixels}{'-first' if layout == FIRST else ''}" if pixels > 1 else f"{rows}x{cols}"
 
 
@@ -312,7 +311,10 @@ def timings_of(document: dict, stale: bool) -> list[Timing]:
 
 def with_layout(timing: Timing, checks: Iterable[Check]) -> Timing:
     """Names of benchmarks did not always tell the layout; the checks beside them do, where they have but one."""
-    layouts = {c.layout for c in checks if (c.rows, c.cols, c.pixels) == (timing.rows, timing.cols, timing.pixels)} if timing.pixels > 1 else set()
+    if timing.pixels <= 1:
+        return timing
+    size = (timing.rows, timing.cols, timing.pixels)
+    layouts = {c.layout for c in checks if (c.rows, c.cols, c.pixels) == size}
     return replace(timing, layout=layouts.pop()) if len(layouts) == 1 else timing
 
 
@@ -335,7 +337,10 @@ def launch_of(entry: dict, values: dict, stale: bool) -> Launch:
     return Launch(
         **{key: entry[key] for key in ("stage", "variant", "operation", "dtype", "kernel")},
         **{key: int(entry[key]) for key in whole},
-        values={key: float(value) for key, value in values.items() if isinstance(value, (int, float)) and not isinstance(value, bool)},
+        values={
+            key: float(value) for key, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        },
         pixels=int(entry.get("pixels", 1)),
         stale=stale,
     )
@@ -374,7 +379,8 @@ class Repository:
     def results_in(self, path: Path, stage: str | None = None) -> ResultFile:
         """A results file, wherever it lies. Figures are stale that are not of what `stage` launches as it stands."""
         document = read_json(path, self.root)
-        context = {key: str(value) for key, value in document.get("context", {}).items() if not isinstance(value, (list, dict))}
+        told = document.get("context", {})
+        context = {key: str(value) for key, value in told.items() if not isinstance(value, (list, dict))}
         recorded = launched.recorded(document)
 
         def is_old(case: str) -> bool:
@@ -402,7 +408,7 @@ class Repository:
         for row in document["timings"]:
             if "error" in row:
                 continue
-            # The file counts BatchNorm's input twice, as a kernel of two passes reads it; our results count what must move.
+            # The file counts BatchNorm's input twice, as a kernel of two passes reads it; ours count what must move.
             counted = 2 / 3 if row["operation"] == "batchnorm_train" else 1
             timing = Timing(
                 PEERS, row["peer"], row["operation"], row["dtype"], row["rows"], row["cols"], row["timing"],
@@ -499,17 +505,13 @@ class Repository:
 
     def _verdicts(self, gpu: str = DEFAULT_GPU) -> dict[str, rivals.Verdict]:
         """Who is ahead in the comparison, by cell and timing: layernorm_forward/fp32/1024x1024/cold."""
-        import rivals  # which reads this module
-
         document = self.comparison(gpu)
         return {} if document is None else {f"{v.cell.name}/{v.mode}": v for v in rivals.verdicts(document)}
 
     def _runs(self, gpu: str = DEFAULT_GPU) -> rivals.Runs | None:
         """The runs that the comparison's cells come from; None where nothing was compared."""
-        import rivals
-
         document = self.comparison(gpu)
-        return None if document is None else rivals.Runs(document, self)
+        return None if document is None else rivals.Runs(document, self.is_current)
 
     def has_data(self, name: str) -> bool:
         return (self.root / "docs" / "data" / f"{name}.json").is_file()

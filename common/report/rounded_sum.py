@@ -4,8 +4,8 @@
     python3 common/report/rounded_sum.py            writes docs/data/rounded_sum.json
     python3 common/report/rounded_sum.py --check    compares it with what comes out now: a test
 
-Figures of stage 06's writeup. Everything is computed here, in double precision, and rounded to bf16 only where it is said;
-the values are normally distributed and always the same.
+Figures of stage 06's writeup. Everything is computed here, in double precision, and rounded to bf16 only where it is
+said; the values are normally distributed and always the same.
 """
 
 from __future__ import annotations
@@ -90,11 +90,22 @@ def figures() -> dict[str, dict[str, Any]]:
 
     return {
         "sums_rounded": entry(summed / elements, "x", "share of the sums that are no bf16 numbers"),
-        "outputs_differing": entry(outputs / elements, "x", "share of the outputs that differ, x + residual rounded or not"),
+        "outputs_differing": entry(
+            outputs / elements, "x", "share of the outputs that differ, x + residual rounded or not"
+        ),
         "largest_difference": entry(largest, "ulp", "largest difference of two such outputs, in ulp at max(|y|, 1)"),
-        "xhat_off": entry(rms(xhat_off), "absolute", "root mean square of what a backward pass would see amiss in xhat, whose own is 1"),
-        "dgamma_off": entry(rms([a - b for a, b in zip(dgamma_rounded, dgamma_other)]) / rms(dgamma_other), "x", "relative error of dgamma thereby"),
-        "orders_differing": entry(orders / elements, "x", "share of RMSNorm's outputs that differ with the order of rounding"),
+        "xhat_off": entry(
+            rms(xhat_off), "absolute",
+            "root mean square of what a backward pass would see amiss in xhat, whose own is 1",
+        ),
+        "dgamma_off": entry(
+            rms([a - b for a, b in zip(dgamma_rounded, dgamma_other)]) / rms(dgamma_other),
+            "x",
+            "relative error of dgamma thereby",
+        ),
+        "orders_differing": entry(
+            orders / elements, "x", "share of RMSNorm's outputs that differ with the order of rounding"
+        ),
         "once_off": entry(max(once_off), "ulp", "largest error of RMSNorm rounded once"),
         "twice_off": entry(max(twice_off), "ulp", "largest error of RMSNorm rounded before gamma too"),
         "once_rms": entry(rms(once_off), "ulp", "root mean square of the error, rounded once"),
@@ -109,14 +120,20 @@ def main() -> int:
     found = figures()
     if options.check:
         kept = json.loads(DATA.read_text(encoding="utf-8"))["figures"]
-        # The last digit may hang on the mathematics library.
-        differing = [f"{name}: {kept.get(name, {}).get('value')} in docs/data, {figure['value']} now" for name, figure in found.items()
-                     if not math.isclose(kept.get(name, {}).get("value", -1.0), figure["value"], rel_tol=2e-3)]
+        # The last digit may depend on the mathematics library.
+        differing = [
+            f"{name}: {kept.get(name, {}).get('value')} in docs/data, {figure['value']} now"
+            for name, figure in found.items()
+            if not math.isclose(kept.get(name, {}).get("value", -1.0), figure["value"], rel_tol=2e-3)
+        ]
         print("\n".join(differing) or f"{len(kept)} figures agree")
         return 1 if differing else 0
     source = {
-        "title": "A norm of x + residual with the sum rounded to bf16 and not, and RMSNorm with one rounding and with two",
-        "shape": f"{ROWS}x{COLS}", "dtype": "bf16", "input": f"normal: x has deviation 1, the residual {RESIDUAL_DEVIATION:g}, gamma 0.1 around 1",
+        "title": "A norm of x + residual with the sum rounded to bf16 and not, "
+        "and RMSNorm with one rounding and with two",
+        "shape": f"{ROWS}x{COLS}",
+        "dtype": "bf16",
+        "input": f"normal: x has deviation 1, the residual {RESIDUAL_DEVIATION:g}, gamma 0.1 around 1",
         "note": "Made by common/report/rounded_sum.py; a test compares it with what comes out now.",
         "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
     }

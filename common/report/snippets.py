@@ -15,7 +15,10 @@ TASK = re.compile(r"\s*//\s*\[(?:task:\s*[\w-]+\s*|/task)\]\s*")
 
 MOST_OPEN_LINES = 100  # a longer piece of code is folded, so that a page can be read past it
 
-LANGUAGES = {".cuh": "cuda", ".cu": "cuda", ".c": "c", ".h": "cpp", ".cpp": "cpp", ".py": "python", ".cmake": "cmake", ".sh": "sh"}
+LANGUAGES = {
+    ".cuh": "cuda", ".cu": "cuda", ".c": "c", ".h": "cpp", ".cpp": "cpp",
+    ".py": "python", ".cmake": "cmake", ".sh": "sh",
+}
 
 
 def snippets_of(text: str, shown: str) -> dict[str, str]:

@@ -104,7 +104,9 @@ def source_hash(stage: str, root: Path = ROOT) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Prints the hash of a stage's kernels, comments and white space aside.")
+    parser = argparse.ArgumentParser(
+        description="Prints the hash of a stage's kernels, comments and white space aside."
+    )
     parser.add_argument("stage", nargs="?", help="a stage folder, such as 01_naive (default: all, with their names)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -12,8 +12,14 @@ from html import escape
 
 INK, MUTED, LINE, PANEL, EDGE = "#1f2328", "#59636e", "#8c959f", "#ffffff", "#d1d9e0"
 # Told apart by lightness as well as by hue; every use has a label too.
-FILLS = {"plain": "#f6f8fa", "blue": "#9ecae9", "orange": "#fdd0a2", "green": "#b7e1c0", "red": "#f4a8a0", "purple": "#d6c5ea"}
-STROKES = {"plain": "#afb8c1", "blue": "#0b5394", "orange": "#b35c00", "green": "#1a7f37", "red": "#b3261e", "purple": "#6639a6"}
+FILLS = {
+    "plain": "#f6f8fa", "blue": "#9ecae9", "orange": "#fdd0a2",
+    "green": "#b7e1c0", "red": "#f4a8a0", "purple": "#d6c5ea",
+}
+STROKES = {
+    "plain": "#afb8c1", "blue": "#0b5394", "orange": "#b35c00",
+    "green": "#1a7f37", "red": "#b3261e", "purple": "#6639a6",
+}
 FONT = "-apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
@@ -32,8 +38,11 @@ class Drawing:
     description: str
     parts: list[str] = field(default_factory=list)
 
-    def rect(self, x: float, y: float, width: float, height: float, color: str = "plain", *, strong: bool = False, round: float = 2,
-             fill: str | None = None, stroke: str | None = None, stroke_width: float | None = None, dash: str = "") -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, color: str = "plain", *, strong: bool = False,
+        round: float = 2, fill: str | None = None, stroke: str | None = None, stroke_width: float | None = None,
+        dash: str = "",
+    ) -> None:
         pattern = f' stroke-dasharray="{dash}"' if dash else ""
         self.parts.append(
             f'<rect x="{coordinate(x)}" y="{coordinate(y)}" width="{coordinate(width)}" height="{coordinate(height)}" '
@@ -41,8 +50,10 @@ class Drawing:
             f'stroke-width="{coordinate(stroke_width or (2 if strong else 1))}"{pattern}/>'
         )
 
-    def text(self, x: float, y: float, text: str, *, size: float = 13, anchor: str = "start", color: str = INK, bold: bool = False,
-             mono: bool = False) -> None:
+    def text(
+        self, x: float, y: float, text: str, *, size: float = 13, anchor: str = "start", color: str = INK,
+        bold: bool = False, mono: bool = False,
+    ) -> None:
         weight = ' font-weight="600"' if bold else ""
         family = f' font-family="{MONO}"' if mono else ""
         self.parts.append(
@@ -50,8 +61,10 @@ class Drawing:
             f'fill="{color}"{weight}{family}>{escape(text, quote=False)}</text>'
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, color: str = LINE, width: float = 1, arrow: bool = False,
-             dash: str = "") -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, *, color: str = LINE, width: float = 1, arrow: bool = False,
+        dash: str = "",
+    ) -> None:
         end = ' marker-end="url(#arrow)"' if arrow else ""
         pattern = f' stroke-dasharray="{dash}"' if dash else ""
         self.parts.append(
@@ -61,7 +74,8 @@ class Drawing:
 
     def bracket(self, x1: float, x2: float, y: float, *, depth: float = 5, color: str = MUTED) -> None:
         """A square bracket that holds what lies above it between x1 and x2."""
-        points = " ".join(f"{coordinate(x)},{coordinate(dy)}" for x, dy in ((x1, y), (x1, y + depth), (x2, y + depth), (x2, y)))
+        corners = ((x1, y), (x1, y + depth), (x2, y + depth), (x2, y))
+        points = " ".join(f"{coordinate(x)},{coordinate(dy)}" for x, dy in corners)
         self.parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1"/>')
 
     def render(self) -> str:
@@ -71,8 +85,8 @@ class Drawing:
             f'role="img" aria-labelledby="title description" font-family="{FONT}">',
             f'<title id="title">{escape(self.title)}</title>',
             f'<desc id="description">{escape(self.description)}</desc>',
-            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-            f'<path d="M0 0.5 L8 4 L0 7.5 z" fill="{MUTED}"/></marker></defs>',
+            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+            f'orient="auto"><path d="M0 0.5 L8 4 L0 7.5 z" fill="{MUTED}"/></marker></defs>',
             f'<rect x="0.5" y="0.5" width="{coordinate(self.width - 1)}" height="{coordinate(self.height - 1)}" rx="6" '
             f'fill="{PANEL}" stroke="{EDGE}"/>',
             *self.parts,

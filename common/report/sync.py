@@ -26,6 +26,7 @@ import snippets
 import tables
 import why
 from markdown import Problem, Region, regions_of, starts_html_block, title_of
+from place import Place
 from prose import dead_links, unknown_commands
 from results import DEFAULT_GPU, ROOT, ReportError, Repository
 
@@ -35,6 +36,11 @@ OPTIONS = {
     "nav": set(),
 }
 
+
+PAGES = (
+    "README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md",
+    "common/library/python/README.md", "common/tests/*/README.md",
+)
 
 QUIET, BETWEEN = 2.0, 1.0  # seconds: before the first line of progress, and from one to the next
 
@@ -117,7 +123,7 @@ def content_of(region: Region, file: Path, repository: Repository) -> Content:
             raise ReportError(f"there is no table '{kind}'; there are: {', '.join(tables.TABLES)}")
         make, allowed = tables.TABLES[kind]
         check_options(region, allowed, words=1)
-        table = make(tables.Place(repository, file, region.options, gpu))
+        table = make(Place(repository, file, region.options, gpu))
         return Content(table.text, table.stale)
     raise ReportError("there is no such marker; there are: sync:code, sync:table, sync:figure, sync:nav")
 
@@ -145,7 +151,9 @@ def sync_text(text: str, file: Path, repository: Repository,
         step()
         try:
             if region.is_inline and starts_html_block(text, text.rfind("<!--", 0, region.begin)):
-                raise ReportError("begins its line, which makes Markdown show the line unformatted; put a word before it")
+                raise ReportError(
+                    "begins its line, which makes Markdown show the line unformatted; put a word before it"
+                )
             content = content_of(region, file, repository)
         except ReportError as error:
             problems.append(Problem(region.line, region.marker, str(error)))
@@ -163,8 +171,7 @@ def sync_text(text: str, file: Path, repository: Repository,
 
 def documents(root: Path) -> Iterator[Path]:
     """Every Markdown file with regions to fill."""
-    for pattern in ("README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md", "common/library/python/README.md",
-                    "common/tests/*/README.md"):
+    for pattern in PAGES:
         yield from sorted(root.glob(pattern))
 
 

@@ -3,111 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from figures import percent, significant
+from compare_tables import against_peers
+from counting_tables import counting_table
+from grid import MODELS
 from markdown import title_of
-from results import MODES, PEERS, Check, Launch, Repository, ReportError, ResultFile, Timing, baseline_of
+from place import Place, source_note
+from results import MODES, PACKAGE_SUITE, PEERS, Check, Launch, ReportError, ResultFile, Timing, baseline_of
+from text import MISSING, Table, caption, dagger, markdown_table, percent, short_kernel, significant
 
-DAGGER_NOTE = "† measured on an earlier version of the kernel"
-MISSING = "–"
 BASELINES = {"copy": "a copy of the same bytes", "stream": "a stream of the same reads and writes"}
 PEERS_EXCEPT = ("torch.copy_",)  # the baseline is not a rival
 
 Entry = TypeVar("Entry", Timing, Check, Launch)
 
 
-@dataclass(frozen=True)
-class Table:
-    text: str
-    stale: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a table is wanted: in which file, with which options."""
-
-    repository: Repository
-    file: Path
-    options: dict[str, str]
-    gpu: str
-
-    def option(self, name: str, default: str = "") -> str:
-        return self.options.get(name, default)
-
-    def chosen(self, name: str) -> list[str]:
-        """A comma-separated option; empty where all are meant."""
-        return [word for word in self.option(name).split(",") if word]
-
-    def flag(self, name: str) -> bool:
-        value = self.option(name, "no")
-        if value not in ("yes", "no"):
-            raise ReportError(f"{name} is '{value}'; it must be yes or no")
-        return value == "yes"
-
-    def stage(self) -> str:
-        """The stage option, else the stage in whose folder the file lies."""
-        stages = self.repository.stages()
-        own = self.file.parent.name if self.file.parent.parent == self.repository.root else ""
-        stage = self.option("stage", own if own in stages else "")
-        if not stage:
-            raise ReportError("stage is missing: this file lies in no stage's folder")
-        if stage not in stages:
-            raise ReportError(f"there is no stage '{stage}'; there are: {', '.join(stages)}")
-        return stage
-
-    def link(self, path: Path, text: str | None = None) -> str:
-        target = os.path.relpath(path, self.file.parent)
-        return f"[{text or target}]({target})"
-
-    def timings_named(self, default: str = "") -> list[str]:
-        modes = [mode for mode in self.option("timing", default).split(",") if mode]
-        for mode in modes:
-            if mode not in MODES:
-                raise ReportError(f"timing is '{mode}'; it must be of {', '.join(MODES)}")
-        return modes
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A pipe table: the first `left` columns flush left, the rest flush right."""
-    lines = [head, ["---" if i < left else "---:" for i in range(len(head))], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def shape_text(entry: Timing | Check) -> str:
     return entry.shape.replace("x", " x ").replace("-first", ", channels first")
-
-
-def dagger(text: str, stale: bool) -> str:
-    return f"{text}†" if stale else text
-
-
-def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
-    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it."""
-    by_origin: dict[str, list[ResultFile]] = {}
-    for results in files:
-        context = results.context
-        commit = context.get("commit", "")
-        words = [context.get("device") or context.get("gpu") or place.gpu, context.get("date", "")[:10]]
-        words += [f"commit `{commit[:10]}`" + (" with changes" if context.get("dirty") == "true" else "")] if commit else []
-        by_origin.setdefault(", ".join(word for word in words if word), []).append(results)
-    notes = []
-    for origin, group in by_origin.items():
-        links = [place.link(r.path, f"stage {r.path.parent.parent.name[:2]}" if len(group) > 1 else None) for r in group]
-        notes.append(f"{origin}: {', '.join(links)}")
-    return notes
-
-
-def caption(parts: Iterable[str], stale: bool) -> str:
-    sentences = [part for part in [*parts, DAGGER_NOTE if stale else ""] if part]
-    return "\n\n<sub>" + ". ".join(sentences) + ".</sub>"
 
 
 def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
@@ -129,7 +47,8 @@ def select(place: Place, entries: Iterable[Entry], file: Path) -> list[Entry]:
         left = [entry for entry in left if value_of(entry) in values]
         if not left:
             shown = file.relative_to(place.repository.root)
-            raise ReportError(f"{shown} has nothing with {name} {place.option(name)}; it has: {', '.join(there) or 'none'}")
+            has = ", ".join(there) or "none"
+            raise ReportError(f"{shown} has nothing with {name} {place.option(name)}; it has: {has}")
     return left
 
 
@@ -219,7 +138,8 @@ def ladder(place: Place) -> Table:
         name = some.label if some.stage == PEERS else f"`{some.variant}`"
         if some.stage not in (PEERS, own_stage):
             name += f" ({some.stage[:2]})"
-        times = [dagger(significant(by_mode[m].seconds / size), by_mode[m].stale) if m in by_mode else MISSING for m in modes]
+        shown = [by_mode.get(mode) for mode in modes]
+        times = [dagger(significant(t.seconds / size), t.stale) if t else MISSING for t in shown]
         if main is not None and main is fastest.get(case_of(main)) and rivals_of[case_of(main)] > 1:
             name, times[0] = f"**{name}**", f"**{times[0]}**"
         lines.append([
@@ -237,7 +157,8 @@ def ladder(place: Place) -> Table:
     stale = any(t.stale for t in entries)
     what = ", ".join(common)
     of_first = f"Spread (the middle four fifths of the samples), GB/s and share are those of the {first} runs"
-    return Table(markdown_table(head, lines, 1 + len(varying)) + caption([what, of_first, *source_note(place, sources)], stale), stale)
+    text = markdown_table(head, lines, 1 + len(varying))
+    return Table(text + caption([what, of_first, *source_note(place, sources)], stale), stale)
 
 
 def copy_row(entries: Sequence[Timing], modes: Sequence[str], size: float) -> list[str]:
@@ -246,7 +167,8 @@ def copy_row(entries: Sequence[Timing], modes: Sequence[str], size: float) -> li
     for mode in modes:
         seconds = [t.copy_seconds for t in entries if t.mode == mode and t.copy_seconds]
         times.append(significant(statistics.median(seconds) / size) if seconds else MISSING)
-    rates = [t.bytes_per_second / t.share_of_copy for t in entries if t.mode == modes[0] and t.bytes_per_second and t.share_of_copy]
+    timed = [t for t in entries if t.mode == modes[0] and t.bytes_per_second and t.share_of_copy]
+    rates = [t.bytes_per_second / t.share_of_copy for t in timed]
     rate = significant(statistics.median(rates) / 1e9) if rates else MISSING
     name = BASELINES[baseline_of(t.operation for t in entries)]
     return [f"*{name}*", *times, "", rate, percent(1.0)]
@@ -286,7 +208,8 @@ def sweep(place: Place) -> Table:
     for t in entries:
         name = t.label if t.stage == PEERS else f"`{t.variant}`"
         cells.setdefault(name, {})[t.cols, t.rows] = t
-    fastest = {shape: min((row[shape] for row in cells.values() if shape in row), key=lambda t: t.seconds) for shape in shapes}
+    of_shape = {shape: [row[shape] for row in cells.values() if shape in row] for shape in shapes}
+    fastest = {shape: min(timed, key=lambda t: t.seconds) for shape, timed in of_shape.items()}
 
     lines = []
     for name, row in cells.items():
@@ -301,7 +224,8 @@ def sweep(place: Place) -> Table:
         lines.append(line)
     if value == "share":
         unit = f"share of a {baseline_of([entries[0].operation])}"
-    head = [f"{unit} at cols" if by_cols else unit, *[str(cols) if by_cols else f"{rows} x {cols}" for cols, rows in shapes]]
+    columns = [str(cols) if by_cols else f"{rows} x {cols}" for cols, rows in shapes]
+    head = [f"{unit} at cols" if by_cols else unit, *columns]
     stale = any(t.stale for t in entries)
     what = f"`{entries[0].operation}`, {entries[0].dtype}, {mode}"
     if "mib" in place.options:
@@ -365,7 +289,8 @@ def numerics_cell(checks: Sequence[Check]) -> str:
 def ladder_all(place: Place) -> Table:
     """Every stage's fastest variant at one shape and type: the ladder at a glance."""
     repository = place.repository
-    shape, dtype, mode = place.option("shape", "1024x1024"), place.option("dtype", "fp32"), place.option("timing", "cold")
+    shape, dtype = place.option("shape", "1024x1024"), place.option("dtype", "fp32")
+    mode = place.option("timing", "cold")
     place.timings_named(mode)
     best: list[Timing] = []
     sources: list[ResultFile] = []
@@ -376,7 +301,8 @@ def ladder_all(place: Place) -> Table:
             continue
         results = repository.stage_results(stage, place.gpu)
         here = [t for t in results.timings if t.shape == shape and t.dtype == dtype and t.mode == mode]
-        by_operation = {t.operation: t for t in sorted(here, key=lambda t: -t.seconds)}  # the last one in is the fastest
+        # The last one in is the fastest.
+        by_operation = {t.operation: t for t in sorted(here, key=lambda t: -t.seconds)}
         elsewhere = bool(by_operation)
         if "operation" in place.options:
             by_operation = {name: t for name, t in by_operation.items() if name in place.chosen("operation")}
@@ -405,20 +331,23 @@ def ladder_all(place: Place) -> Table:
     missing = f"No results yet at this shape: {', '.join(without)}" if without else ""
     if not lines:
         return Table(f"*{missing or 'There is no stage yet'}.*", False)
-    head = ["stage", "fastest variant", *(["operation"] if several else []), "µs", "GB/s", f"share of a {baseline_of(t.operation for t in best)}", "against the first"]
+    head = [
+        "stage", "fastest variant", *(["operation"] if several else []), "µs", "GB/s",
+        f"share of a {baseline_of(t.operation for t in best)}", "against the first",
+    ]
     what = ", ".join([*([] if several else [f"`{best[0].operation}`"]), dtype, shape.replace("x", " x "), mode])
     text = markdown_table(head, lines, 3 if several else 2)
     return Table(text + caption([what, missing, *source_note(place, sources)], stale), stale)
 
 
 # --- What the kernels take, and what the hardware counted -------------------------------------------------------------
-def short_kernel(name: str) -> str:
-    """Without the namespaces, also in template arguments: layernorm_two_pass<&tree_sum>."""
-    return re.sub(r"(?:\w+::)+", "", name)
-
-
-def launches_table(place: Place, launches: Sequence[Launch], files: Sequence[ResultFile], columns: Sequence[tuple[str, Callable[[Launch], str]]],
-                   what: str) -> Table:
+def launches_table(
+    place: Place,
+    launches: Sequence[Launch],
+    files: Sequence[ResultFile],
+    columns: Sequence[tuple[str, Callable[[Launch], str]]],
+    what: str,
+) -> Table:
     """A line for each launch: the variant, what is not the same in all lines, the kernel, then `columns`."""
     dimensions: list[tuple[str, Callable[[Launch], str]]] = [
         ("operation", lambda e: f"`{e.operation}`"),
@@ -429,13 +358,24 @@ def launches_table(place: Place, launches: Sequence[Launch], files: Sequence[Res
     common = [text(launches[0]) for name, text in dimensions if (name, text) not in varying]
     several_stages = len({e.stage for e in launches}) > 1
     lines = [
-        [*([e.stage[:2]] if several_stages else []), dagger(f"`{e.variant}`", e.stale), *[text(e) for _, text in varying], *[text(e) for _, text in columns]]
+        [
+            *([e.stage[:2]] if several_stages else []),
+            dagger(f"`{e.variant}`", e.stale),
+            *[text(e) for _, text in varying],
+            *[text(e) for _, text in columns],
+        ]
         for e in launches
     ]
-    head = [*(["stage"] if several_stages else []), "variant", *[name for name, _ in varying], *[name for name, _ in columns]]
+    head = [
+        *(["stage"] if several_stages else []),
+        "variant",
+        *[name for name, _ in varying],
+        *[name for name, _ in columns],
+    ]
     stale = any(e.stale for e in launches)
     left = int(several_stages) + 1 + len(varying) + sum(name == "kernel" for name, _ in columns)
-    return Table(markdown_table(head, lines, left) + caption([what, ", ".join(common), *source_note(place, files)], stale), stale)
+    text = markdown_table(head, lines, left)
+    return Table(text + caption([what, ", ".join(common), *source_note(place, files)], stale), stale)
 
 
 def resources(place: Place) -> Table:
@@ -446,37 +386,47 @@ def resources(place: Place) -> Table:
     if place.repository.has_counters(place.gpu):
         # The profiler's runs are of more shapes. What both have is told once: they may be of different versions.
         there = {e.name for e in found}
-        of_stage = [e for e in place.repository.counters(place.gpu).launches if e.stage == place.stage() and "registers" in e.values]
+        counted = [e for e in place.repository.counters(place.gpu).launches if "registers" in e.values]
+        of_stage = [e for e in counted if e.stage == place.stage()]
         found += [e for e in of_stage if e.name not in there]
         files += [place.repository.counters(place.gpu)] if of_stage else []
     launches = select(place, found, results.path)
     if not launches:
-        raise ReportError(f"{results.path.relative_to(place.repository.root)} has no resources: time the stage with --resources")
+        shown = results.path.relative_to(place.repository.root)
+        raise ReportError(f"{shown} has no resources: time the stage with --resources")
     count = lambda key: lambda e: f"{e.values[key]:.0f}"  # noqa: E731
+    clusters = lambda e: f", clusters of {e.cluster}" if e.cluster > 1 else ""  # noqa: E731
     columns = [
         ("kernel", lambda e: f"`{short_kernel(e.kernel)}`"),
-        ("blocks x threads", lambda e: f"{e.blocks} x {e.threads}" + (f", clusters of {e.cluster}" if e.cluster > 1 else "")),
+        ("blocks x threads", lambda e: f"{e.blocks} x {e.threads}{clusters(e)}"),
         ("registers", count("registers")),
         ("spilled, B", count("local_bytes")),
         ("shared, B", lambda e: f"{e.values['static_shared_bytes'] + e.values['dynamic_shared_bytes']:.0f}"),
         ("blocks per SM", count("blocks_per_multiprocessor")),
         ("occupancy", lambda e: f"{e.values['occupancy'] * 100:.0f} %"),
     ]
-    what = "Registers and spilled bytes are a thread's, shared memory a block's; occupancy is the share of a multiprocessor's threads that can be there at once"
+    what = (
+        "Registers and spilled bytes are a thread's, shared memory a block's; occupancy is the share of a "
+        "multiprocessor's threads that can be there at once"
+    )
     return launches_table(place, launches, files, columns, what)
 
 
 COUNTER_TITLES = {
-    "dram_read_bytes": "DRAM read, MB", "dram_write_bytes": "DRAM written, MB", "l2_to_sm_bytes": "L2 to SM, MB", "sm_to_l2_bytes": "SM to L2, MB",
-    "global_load_requests": "load requests", "global_load_sectors": "load sectors", "global_store_requests": "store requests",
-    "global_store_sectors": "store sectors", "shared_wavefronts": "shared wavefronts", "shared_bank_conflicts": "bank conflicts",
-    "instructions": "warp instructions", "issue_active_percent": "issue slots used", "occupancy_percent": "warps there", "dram_percent": "DRAM used",
-    "l2_percent": "L2 used", "l1_percent": "L1 used", "l2_hit_percent": "L2 hits", "l1_hit_percent": "L1 hits", "waits_memory": "waiting for memory",
-    "waits_shared": "for shared memory", "waits_barrier": "at a barrier", "waits_queue": "for the load queue", "waits_dispatch": "not selected",
-    "duration_ns": "µs",
-    "sectors_per_load": "sectors per load", "sectors_per_store": "sectors per store",
+    "dram_read_bytes": "DRAM read, MB", "dram_write_bytes": "DRAM written, MB", "l2_to_sm_bytes": "L2 to SM, MB",
+    "sm_to_l2_bytes": "SM to L2, MB", "global_load_requests": "load requests", "global_load_sectors": "load sectors",
+    "global_store_requests": "store requests", "global_store_sectors": "store sectors",
+    "shared_wavefronts": "shared wavefronts", "shared_bank_conflicts": "bank conflicts",
+    "instructions": "warp instructions", "issue_active_percent": "issue slots used", "occupancy_percent": "warps there",
+    "dram_percent": "DRAM used", "l2_percent": "L2 used", "l1_percent": "L1 used", "l2_hit_percent": "L2 hits",
+    "l1_hit_percent": "L1 hits", "waits_memory": "waiting for memory", "waits_shared": "for shared memory",
+    "waits_barrier": "at a barrier", "waits_queue": "for the load queue", "waits_dispatch": "not selected",
+    "duration_ns": "µs", "sectors_per_load": "sectors per load", "sectors_per_store": "sectors per store",
 }
-RATIOS = {"sectors_per_load": ("global_load_sectors", "global_load_requests"), "sectors_per_store": ("global_store_sectors", "global_store_requests")}
+RATIOS = {
+    "sectors_per_load": ("global_load_sectors", "global_load_requests"),
+    "sectors_per_store": ("global_store_sectors", "global_store_requests"),
+}
 
 
 def counter_text(launch: Launch, name: str) -> str:
@@ -507,48 +457,51 @@ def counters(place: Place) -> Table:
     for name in names:
         if name not in known:
             raise ReportError(f"there is no counter '{name}'; there are: {', '.join(known)}")
-    if not names or not launches:
-        raise ReportError("show is missing: which counters?" if not names else f"{results.path.relative_to(place.repository.root)} has no such launches")
+    if not names:
+        raise ReportError("show is missing: which counters?")
+    if not launches:
+        raise ReportError(f"{results.path.relative_to(place.repository.root)} has no such launches")
     columns = [(COUNTER_TITLES[name], lambda e, name=name: counter_text(e, name)) for name in names]
-    return launches_table(place, launches, [results], columns, "Counted by Nsight Compute, with the L2 cache flushed before each kernel")
+    what = "Counted by Nsight Compute, with the L2 cache flushed before each kernel"
+    return launches_table(place, launches, [results], columns, what)
 
 
 def traffic(place: Place) -> Table:
-    """The bytes that DRAM moved for all kernels of a variant, beside those that must move: each input read, each result written once."""
+    """The bytes that DRAM moved for all kernels of a variant, beside those that must move: each input read, each result
+    written once."""
     counted = place.repository.counters(place.gpu)
     results = place.repository.stage_results(place.stage(), place.gpu)
     must_move = {t.name.rpartition("/")[0]: t.counters["bytes"] for t in results.timings if "bytes" in t.counters}
-    launches = select(place, [e for e in counted.launches if e.stage == place.stage() and e.name in must_move], counted.path)
+    of_stage = [e for e in counted.launches if e.stage == place.stage() and e.name in must_move]
+    launches = select(place, of_stage, counted.path)
     passes: dict[str, list[Launch]] = {}
     for launch in near_mib(place, launches):
         passes.setdefault(launch.name, []).append(launch)
     if not passes:
-        raise ReportError(f"{counted.path.relative_to(place.repository.root)} and {results.path.relative_to(place.repository.root)} have no such case in common")
+        one, other = (file.path.relative_to(place.repository.root) for file in (counted, results))
+        raise ReportError(f"{one} and {other} have no such case in common")
+
+    def order(kernels: list[Launch]) -> tuple[str, str, str, int]:
+        return kernels[0].dtype, kernels[0].variant, kernels[0].operation, kernels[0].cols
+
     lines = []
-    for name, kernels in sorted(passes.items(), key=lambda item: (item[1][0].dtype, item[1][0].variant, item[1][0].operation, item[1][0].cols)):
+    for name, kernels in sorted(passes.items(), key=lambda item: order(item[1])):
         first = kernels[0]
-        read, written = (sum(kernel.values[key] for kernel in kernels) for key in ("dram_read_bytes", "dram_write_bytes"))
-        lines.append([dagger(f"`{first.variant}`", any(kernel.stale for kernel in kernels)), f"`{first.operation}`", first.dtype, first.shape.replace("x", " x "),
-                      f"{must_move[name] / 1e6:.1f}", f"{read / 1e6:.1f}", f"{written / 1e6:.1f}", f"{(read + written) / must_move[name]:.3f}"])
+        read = sum(kernel.values["dram_read_bytes"] for kernel in kernels)
+        written = sum(kernel.values["dram_write_bytes"] for kernel in kernels)
+        lines.append([
+            dagger(f"`{first.variant}`", any(kernel.stale for kernel in kernels)), f"`{first.operation}`", first.dtype,
+            first.shape.replace("x", " x "), f"{must_move[name] / 1e6:.1f}", f"{read / 1e6:.1f}",
+            f"{written / 1e6:.1f}", f"{(read + written) / must_move[name]:.3f}",
+        ])
     stale = any(launch.stale for kernels in passes.values() for launch in kernels)
     head = ["variant", "operation", "dtype", "shape", "must move, MB", "read, MB", "written, MB", "moved / must"]
-    what = ("Counted by Nsight Compute at the memory itself, with the L2 cache flushed before each kernel. What a kernel wrote last may still lie in the L2 "
-            "cache when the count ends, so that the ratio can be below 1")
-    return Table(markdown_table(head, lines, 4) + caption([what, *source_note(place, [counted, results])], stale), stale)
-
-
-def counting(place: Place) -> Table:
-    """What the CPU layer counts beside what the hardware counted, for a stage or, with sum=yes, for all."""
-    import counting as beside  # which makes tables of its own with what is above
-
-    return beside.counted_summary(place) if place.flag("sum") else beside.counted_beside_measured(place)
-
-
-def compare(place: Place) -> Table:
-    """The final kernels against the best other library, as ./worklog compare found it."""
-    import rivals  # which makes tables of its own with what is above
-
-    return rivals.against_peers(place)
+    what = (
+        "Counted by Nsight Compute at the memory itself, with the L2 cache flushed before each kernel. What a kernel "
+        "wrote last may still lie in the L2 cache when the count ends, so that the ratio can be below 1"
+    )
+    notes = [what, *source_note(place, [counted, results])]
+    return Table(markdown_table(head, lines, 4) + caption(notes, stale), stale)
 
 
 def verified(place: Place) -> Table:
@@ -562,7 +515,10 @@ def verified(place: Place) -> Table:
         old = place.repository.is_stale(stage, place.gpu)
         stale = stale or old
         results_of = [line for sweep in stage["sweeps"] for line in sweep.get("results", [])]
-        total = {key: sum(line[key] for line in results_of) for key in ("passed", "expected_failure", "permitted_failure", "compared")}
+        total = {
+            key: sum(line[key] for line in results_of)
+            for key in ("passed", "expected_failure", "permitted_failure", "compared")
+        }
         clean = {entry["tool"]: entry["summary"] for entry in stage["sanitizers"]}
         lines.append([
             dagger(stage["stage"], old),
@@ -574,43 +530,59 @@ def verified(place: Place) -> Table:
             f"{total['compared'] / 1e9:.1f}",
             *[re.match(r"\d+", clean[tool])[0] if tool in clean else MISSING for tool in SANITIZERS],
         ])
-    missing = [stage for stage in place.repository.stages() if stage not in {entry["stage"] for entry in document["stages"]}]
+    there = {entry["stage"] for entry in document["stages"]}
+    missing = [stage for stage in place.repository.stages() if stage not in there]
     head = ["stage", "kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹", *SANITIZERS]
     context = document["context"]
     origin = f"{context['gpu']}, driver {context.get('driver', 'unknown')}, {context['date'][:10]}: {place.link(path)}"
     suites = sum(suite["passed"] for suite in document["suites"] if suite["suite"] != PACKAGE_SUITE)
     package = next((suite for suite in document["suites"] if suite["suite"] == PACKAGE_SUITE), None)
-    parts = [f"The four tools of compute-sanitizer: errors found. The test suites with kernels: {suites} tests passed",
-             f"The Python package's tests with PyTorch, {package['date'][:10]}: {package['passed']} passed, {package['skipped']} skipped" if package else "",
-             f"Not verified yet: {', '.join(missing)}" if missing else "", origin]
+    of_package = ""
+    if package:
+        tests = f"{package['passed']} passed, {package['skipped']} skipped"
+        of_package = f"The Python package's tests with PyTorch, {package['date'][:10]}: {tests}"
+    parts = [
+        f"The four tools of compute-sanitizer: errors found. The test suites with kernels: {suites} tests passed",
+        of_package,
+        f"Not verified yet: {', '.join(missing)}" if missing else "",
+        origin,
+    ]
     return Table(markdown_table(head, lines, 2) + caption(parts, stale), stale)
 
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-PACKAGE_SUITE = "python_package_test"
+
 
 def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
-    """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were timed on, then
-    rows of about 4096. None where no tensor is large."""
+    """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were
+    timed on, then rows of about 4096. None where no tensor is large."""
 
     def worth(case: tuple[str, str, str]) -> tuple[int, float, bool, float]:
         here = [t for t in own if case_of(t) == case]
-        return sum(case_of(t) == case for t in rivals) + len(here), -abs(math.log2(here[0].cols / 4096)), here[0].dtype == "bf16", here[0].tensor_mib
+        return (
+            sum(case_of(t) == case for t in rivals) + len(here),
+            -abs(math.log2(here[0].cols / 4096)),
+            here[0].dtype == "bf16",
+            here[0].tensor_mib,
+        )
 
     large = dict.fromkeys(case_of(t) for t in own if t.tensor_mib >= 100)
     return max(large, key=worth, default=None)
 
 
 def family(place: Place) -> Table:
-    """What is built on the forward pass: for each operation the fastest variant on a large tensor, beside the best other library."""
+    """What is built on the forward pass: for each operation the fastest variant on a large tensor, beside the best
+    other library."""
     repository = place.repository
-    rivals = [t for t in repository.peers(place.gpu).timings if t.mode == "cold" and t.variant not in PEERS_EXCEPT] if repository.has_peers(place.gpu) else []
+    peers = [repository.peers(place.gpu)] if repository.has_peers(place.gpu) else []
+    rivals = [t for file in peers for t in file.timings if t.mode == "cold" and t.variant not in PEERS_EXCEPT]
     lines, sources, shown_timings = [], [], []
     for stage in repository.stages():
         if not repository.has_results(stage, place.gpu):
             continue
         results = repository.stage_results(stage, place.gpu)
-        cold = [t for t in results.timings if t.mode == "cold" and t.operation != "layernorm_forward" and t.share_of_copy]
+        others_than_forward = [t for t in results.timings if t.operation != "layernorm_forward"]
+        cold = [t for t in others_than_forward if t.mode == "cold" and t.share_of_copy]
         for operation in dict.fromkeys(t.operation for t in cold):
             own = [t for t in cold if t.operation == operation]
             case = showcase(own, rivals)
@@ -620,6 +592,10 @@ def family(place: Place) -> Table:
             others = [t for t in rivals if case_of(t) == case]
             rival = min(others, key=lambda t: t.seconds, default=None)
             unit, size = time_unit([best])
+            beside = MISSING
+            if rival:
+                beside = f"{rival.label}: {significant(rival.seconds / size)} {unit}"
+                beside += f", {percent(rival.share_of_copy)}" if rival.share_of_copy else ""
             readme = repository.root / stage / "README.md"
             lines.append([
                 place.link(readme, stage[:2]) if readme.is_file() else stage[:2],
@@ -628,7 +604,7 @@ def family(place: Place) -> Table:
                 f"`{best.variant}`",
                 dagger(f"{significant(best.seconds / size)} {unit}", best.stale),
                 percent(best.share_of_copy),
-                f"{rival.label}: {significant(rival.seconds / size)} {unit}" + (f", {percent(rival.share_of_copy)}" if rival.share_of_copy else "") if rival else MISSING,
+                beside,
             ])
             shown_timings.append(best)
             sources += [results] if results not in sources else []
@@ -637,41 +613,30 @@ def family(place: Place) -> Table:
     head = ["stage", "operation", "case", "fastest variant", "time", "share of a stream", "the best other library"]
     stale = any(t.stale for t in shown_timings)
     note = "Cold. A stream moves as many tensors in and out"
-    text = markdown_table(head, lines, 4) + caption([note, *source_note(place, [*sources, *([repository.peers(place.gpu)] if rivals else [])])], stale)
-    return Table(text, stale)
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    cols: int
-    operation: str  # the norm that it has, after a residual
-
-
-MODELS = (
-    Model("GPT-2", 768, "add_layernorm_forward"),
-    Model("Whisper large", 1280, "add_layernorm_forward"),
-    Model("Gemma 2 9B", 3584, "add_rmsnorm_forward"),
-    Model("LLaMA 7B", 4096, "add_rmsnorm_forward"),
-    Model("LLaMA 13B", 5120, "add_rmsnorm_forward"),
-    Model("DeepSeek-V3", 7168, "add_rmsnorm_forward"),
-    Model("LLaMA 65B", 8192, "add_rmsnorm_forward"),
-)
+    notes = [note, *source_note(place, [*sources, *(peers if rivals else [])])]
+    return Table(markdown_table(head, lines, 4) + caption(notes, stale), stale)
 
 
 def models(place: Place) -> Table:
-    """A variant at the widths of real models, each with its norm: time and share of a stream, over the number of tokens."""
+    """A variant at the widths of real models, each with its norm: time and share of a stream, by number of tokens."""
     results = place.repository.stage_results(place.stage(), place.gpu)
     entries = select(place, results.timings, results.path)
     modes = place.timings_named("cold")
     if len(modes) != 1 or len({t.variant for t in entries}) > 1:
         raise ReportError("this table is for one variant and one timing")
-    own = {(t.operation, t.cols, t.rows): t for t in entries if t.mode == modes[0] and t.dtype == place.option("dtype", "bf16")}
+    own = {
+        (t.operation, t.cols, t.rows): t for t in entries
+        if t.mode == modes[0] and t.dtype == place.option("dtype", "bf16")
+    }
     # The numbers of tokens that every model was timed at, so that a line can be read along.
-    per_model = [{rows for operation, cols, rows in own if (operation, cols) == (model.operation, model.cols)} for model in MODELS]
+    per_model = [
+        {rows for operation, cols, rows in own if (operation, cols) == (model.operation, model.cols)}
+        for model in MODELS
+    ]
     tokens = sorted(set.intersection(*per_model))
     if not tokens:
-        raise ReportError(f"{results.path.relative_to(place.repository.root)} has no number of rows that all of the models' widths were timed at")
+        path = results.path.relative_to(place.repository.root)
+        raise ReportError(f"{path} has no number of rows that all of the models' widths were timed at")
     lines, shown = [], []
     for model in MODELS:
         line = [own[model.operation, model.cols, rows] for rows in tokens]
@@ -682,7 +647,8 @@ def models(place: Place) -> Table:
     named = [f"{rows} token{'s' if rows > 1 else ''}" for rows in tokens]
     head = ["model", "norm", "cols", *[f"{name}, µs" for name in named], *[f"share, {name}" for name in named]]
     stale = any(t.stale for t in shown)
-    what = f"`{shown[0].variant}`, {shown[0].dtype}, {modes[0]}; the share is that of a stream of the same reads and writes"
+    of_all = f"`{shown[0].variant}`, {shown[0].dtype}, {modes[0]}"
+    what = f"{of_all}; the share is that of a stream of the same reads and writes"
     return Table(markdown_table(head, lines, 2) + caption([what, *source_note(place, [results])], stale), stale)
 
 
@@ -694,9 +660,9 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "resources": (resources, ENTRY_OPTIONS),
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
     "traffic": (traffic, ENTRY_OPTIONS | {"mib"}),
-    "counting": (counting, {"stage", "gpu", "sum"}),
+    "counting": (counting_table, {"stage", "gpu", "sum"}),
     "verified": (verified, {"gpu"}),
-    "compare": (compare, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
+    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

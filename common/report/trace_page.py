@@ -31,7 +31,8 @@ def record(program: Path, flags: list[str]) -> dict[str, Any]:
     """The steps, as the program writes them. Raises ReportError with what it says where it refuses."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
-        done = subprocess.run([str(program), "--trace", str(file), *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        command = [str(program), "--trace", str(file), *flags]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if not file.is_file():
             raise ReportError(done.stdout.strip() or f"{program} ended with {done.returncode}")
         return json.loads(file.read_text(encoding="utf-8"))
@@ -67,11 +68,19 @@ def shorter(step: dict[str, Any]) -> dict[str, Any]:
 
 def page(trace: dict[str, Any], root: Path = ROOT) -> str:
     if not trace["steps"] or len(trace["steps"]) > MOST_STEPS:
-        raise ReportError(f"the block has {len(trace['steps'])} steps, and a page can show 1 to {MOST_STEPS}: take a smaller shape (--shapes {SHAPE})")
+        raise ReportError(
+            f"the block has {len(trace['steps'])} steps, and a page can show 1 to {MOST_STEPS}: take a smaller shape "
+            f"(--shapes {SHAPE})"
+        )
     threads = trace["block"][0] * trace["block"][1] * trace["block"][2]
     for tensor in trace["tensors"]:
-        tensor["is_matrix"] = tensor["stride"] == trace["cols"] and tensor["name"] not in ("gamma", "beta", "dgamma", "dbeta")
-    data = trace | {"sources": sources_of(trace["steps"], root), "steps": [shorter(step) for step in trace["steps"]], "warps": (threads + 31) // 32}
+        is_vector = tensor["name"] in ("gamma", "beta", "dgamma", "dbeta")
+        tensor["is_matrix"] = tensor["stride"] == trace["cols"] and not is_vector
+    data = trace | {
+        "sources": sources_of(trace["steps"], root),
+        "steps": [shorter(step) for step in trace["steps"]],
+        "warps": (threads + 31) // 32,
+    }
     title = f"{trace['stage']}, {trace['variant']}: row {trace['row']}, access by access"
     # "</" cannot end the script that holds the data.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
@@ -79,7 +88,9 @@ def page(trace: dict[str, Any], root: Path = ROOT) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--program", type=Path, required=True, help="the stage's program, of a cpu build")
     parser.add_argument("--row", default="0", help="the row whose block is shown (default: 0)")
     parser.add_argument("--output", type=Path, help="the page (default: trace_STAGE_VARIANT.html)")

@@ -4,10 +4,10 @@
     ./worklog verify                     builds first
     python3 common/report/verify.py --programs build/gpu/bin
 
-Each stage's program checks every variant, operation and type against the fp64 reference, over the sweeps below; the test
-suites with kernels run; so do the Python package's tests, where there is a Python with PyTorch (python3, or the one that
-WORKLOG_PYTHON names) and the library lies beside the programs, in ../lib, or is the one that NORMWORKLOG_LIBRARY names;
-then every program runs under the four tools of compute-sanitizer (common/tests/sanitize.sh).
+Each stage's program checks every variant, operation and type against the fp64 reference, over the sweeps below; the
+test suites with kernels run; so do the Python package's tests, where there is a Python with PyTorch (python3, or the
+one that WORKLOG_PYTHON names) and the library lies beside the programs, in ../lib, or is the one that
+NORMWORKLOG_LIBRARY names; then every program runs under the four tools of compute-sanitizer (common/tests/sanitize.sh).
 What was found carries the hash of the kernels that it was found for. Nothing is written where something failed.
 """
 
@@ -31,8 +31,7 @@ from typing import Any
 from launches import architecture_of
 from machine_code import code_of_all, kernels_in
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
-from results import ROOT, ReportError
-from tables import PACKAGE_SUITE
+from results import PACKAGE_SUITE, ROOT, ReportError
 
 NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be done instead:
   ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest
@@ -41,7 +40,11 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be 
 COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
 PAST_32_BITS = "past 2^32 elements"
 # The stages, and their variants, that take narrow rows by tiles.
-WITH_TILES = {"05_welford": "layer_norm", "06_fused_residual": "unfused,fused,fused_inplace,norm", "07_backward": "persistent"}
+WITH_TILES = {
+    "05_welford": "layer_norm",
+    "06_fused_residual": "unfused,fused,fused_inplace,norm",
+    "07_backward": "persistent",
+}
 ACCEPTED = ("passed", "expected failure", "permitted failure")
 PACKAGE = ROOT / "common/library/python"
 PACKAGE_NEEDS = """import numpy, pytest, torch, normworklog
@@ -72,38 +75,66 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     else:
         yield from sweeps_of_rows(program)
     if program.dtypes_with_fp32_parameters:
-        yield Sweep("fp32 parameters", "gamma and beta in fp32 beside 16-bit elements",
-                    ("--rows", "3", "--cols", COLS, "--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32", "--input", "normal"))
-        yield Sweep("fp32 parameters, many rows", "the same, with rows enough for blocks and clusters that stay",
-                    ("--shapes", "1000x4095,1000x16384,600x32768,600x50257,600x65536", "--dtype", ",".join(program.dtypes_with_fp32_parameters),
-                     "--param-dtype", "fp32", "--input", "normal"))
+        of_parameters = ("--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32")
+        yield Sweep(
+            "fp32 parameters",
+            "gamma and beta in fp32 beside 16-bit elements",
+            ("--rows", "3", "--cols", COLS, *of_parameters, "--input", "normal"),
+        )
+        yield Sweep(
+            "fp32 parameters, many rows",
+            "the same, with rows enough for blocks and clusters that stay",
+            ("--shapes", "1000x4095,1000x16384,600x32768,600x50257,600x65536", *of_parameters, "--input", "normal"),
+        )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
-    # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's best.
+    # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's
+    # best.
     dtype = program.dtypes[-1]
     variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
     operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
-    yield Sweep(PAST_32_BITS, "1048592 rows of 4097 elements: 4.3 billion",
-                ("--shapes", "1048592x4097", "--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal"))
+    one = ("--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal")
+    yield Sweep(PAST_32_BITS, "1048592 rows of 4097 elements: 4.3 billion", ("--shapes", "1048592x4097", *one))
 
 
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
     yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
     if variants := WITH_TILES.get(program.stage):
-        yield Sweep("narrow rows", "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
-                    ("--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510", "--variant", variants, "--input", "normal"))
+        yield Sweep(
+            "narrow rows",
+            "6 row lengths from 3 to 510 that are no whole vectors, with rows enough for tiles of them",
+            (
+                "--shapes", "2000001x3,300001x33,200003x50,80001x127,40001x250,20003x510",
+                "--variant", variants, "--input", "normal",
+            ),
+        )
     yield Sweep("large mean", "the same row lengths by 3 rows, with a mean far from zero",
                 ("--rows", "3", "--cols", COLS, "--input", "large_mean"))
     yield Sweep("strides", "rows with 3 elements between them, tensors that begin 1 element off their alignment",
                 ("--rows", "5", "--cols", COLS, "--row-padding", "3", "--misalign", "1", "--input", "normal"))
     yield Sweep("misaligned", "tensors that begin 3 elements off their alignment, rows without gaps",
                 ("--rows", "132", "--cols", "127,768,1024,4096,12289,65536", "--misalign", "3", "--input", "normal"))
-    yield Sweep("absent", "no gamma, no beta, no mean, no rstd",
-                ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"))
+    yield Sweep(
+        "absent",
+        "no gamma, no beta, no mean, no rstd",
+        ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "gamma,beta,mean,rstd", "--input", "normal"),
+    )
     if any(operation.endswith("backward") for operation in program.operations):
-        yield Sweep("dx alone", "no gradients of the weights", ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "dgamma,dbeta", "--input", "normal"))
-        yield Sweep("longest rows", "rows of 262144 columns and more, by 1, 2, 9 and 40", ("--shapes", "1x262144,2x262144,9x300007,40x262145,40x262144", "--input", "normal"))
-        yield Sweep("many rows", "a million rows, whose sums go down the columns", ("--shapes", "1000003x64", "--input", "normal"))
+        yield Sweep(
+            "dx alone",
+            "no gradients of the weights",
+            ("--rows", "7", "--cols", "33,1000,4096,16384", "--without", "dgamma,dbeta", "--input", "normal"),
+        )
+        yield Sweep(
+            "longest rows",
+            "rows of 262144 columns and more, by 1, 2, 9 and 40",
+            ("--shapes", "1x262144,2x262144,9x300007,40x262145,40x262144", "--input", "normal"),
+        )
+        yield Sweep(
+            "many rows",
+            "a million rows, whose sums go down the columns",
+            ("--shapes", "1000003x64", "--input", "normal"),
+        )
 
 
 def sweeps_of_batchnorm() -> Iterator[Sweep]:
@@ -111,33 +142,52 @@ def sweeps_of_batchnorm() -> Iterator[Sweep]:
     channels = "1,3,16,31,50,64,256,1000,1024,4096,8192,50257"
     yield Sweep("shapes", "12 numbers of channels from 1 to 50257 by 2, 3, 132 and 1000 samples",
                 ("--rows", "2,3,132,1000", "--cols", channels, "--input", "normal"))
-    yield Sweep("large mean", "the same, with a mean far from zero", ("--rows", "3,1000", "--cols", channels, "--input", "large_mean"))
+    yield Sweep(
+        "large mean",
+        "the same, with a mean far from zero",
+        ("--rows", "3,1000", "--cols", channels, "--input", "large_mean"),
+    )
     yield Sweep("many samples", "up to a million samples", ("--shapes", "1000003x3,1048576x64", "--input", "normal"))
     yield Sweep("misaligned", "tensors that begin 1 element off their alignment",
                 ("--rows", "5,132", "--cols", channels, "--misalign", "1", "--input", "normal"))
-    yield Sweep("absent", "no gamma, no beta, no running statistics, no gradients of the weights",
-                ("--rows", "7,300", "--cols", "50,1000", "--without", "gamma,beta,running_mean,running_var,dgamma,dbeta", "--input", "normal"))
+    yield Sweep(
+        "absent",
+        "no gamma, no beta, no running statistics, no gradients of the weights",
+        (
+            "--rows", "7,300", "--cols", "50,1000",
+            "--without", "gamma,beta,running_mean,running_var,dgamma,dbeta", "--input", "normal",
+        ),
+    )
     for layout in ("channels_last", "channels_first"):
-        yield Sweep(f"images, {layout}", "images of 49 pixels",
-                    ("--shapes", "2x1,32x64,8x257,64x100", "--pixels", "49", "--layout", layout, "--input", "normal,large_mean"))
+        yield Sweep(
+            f"images, {layout}",
+            "images of 49 pixels",
+            (
+                "--shapes", "2x1,32x64,8x257,64x100", "--pixels", "49",
+                "--layout", layout, "--input", "normal,large_mean",
+            ),
+        )
         yield Sweep(f"large images, {layout}", "images of 3136 pixels",
                     ("--shapes", "4x3,32x64", "--pixels", "3136", "--layout", layout, "--input", "normal"))
 
 
 def summary(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each variant, operation, type and input: how many shapes were right, and which were wrong as recorded."""
+    """A line for each variant, operation, type and input: how many shapes were right, and which were wrong as
+    recorded."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for check in checks:
         groups.setdefault(tuple(check[key] for key in ("variant", "operation", "dtype", "input")), []).append(check)
     lines = []
     for (variant, operation, dtype, name), group in groups.items():
-        line: dict[str, Any] = {"variant": variant, "operation": operation, "dtype": dtype, "input": name, "shapes": len(group)}
+        line: dict[str, Any] = {"variant": variant, "operation": operation, "dtype": dtype, "input": name}
+        line["shapes"] = len(group)
         for verdict in ACCEPTED:
             of_verdict = [check for check in group if check["verdict"] == verdict]
             line[verdict.replace(" ", "_")] = len(of_verdict)
             if verdict != "passed" and of_verdict and len(group) > 1:
                 line[f"{verdict.replace(' ', '_')}_at"] = [f"{check['rows']}x{check['cols']}" for check in of_verdict]
-        errors = [check["max_ulp_error"] for check in group if check["verdict"] == "passed" and check["max_ulp_error"] is not None]
+        passed = [check for check in group if check["verdict"] == "passed"]
+        errors = [check["max_ulp_error"] for check in passed if check["max_ulp_error"] is not None]
         line["max_ulp_error"] = max(errors) if errors else None
         line["compared"] = sum(check["compared"] for check in group)
         lines.append(line)
@@ -157,17 +207,21 @@ def check(program: Program, sweep: Sweep) -> Checked:
     """Runs a sweep. Raises Failed with what the program printed."""
     begun = time.monotonic()
     code, printed, document = program.run(["--check-only", *sweep.flags])
+    entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags)}
     if code == 2 and "does not fit the device" in printed:
-        entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "left_out": "the device's memory is too small"}
+        entry["left_out"] = "the device's memory is too small"
         return Checked(entry, {}, f"not here: {printed.strip().splitlines()[-1]}")
     if code != 0 or not document:
-        wrong = [line for line in printed.splitlines() if line.endswith("FAILED")][:20]  # they may stand far above the end
-        raise Failed("\n".join([f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:", *wrong, "...", printed.rstrip()[-6000:]]))
+        wrong = [line for line in printed.splitlines() if line.endswith("FAILED")]  # they may stand far above the end
+        what = f"{program.stage}, {sweep.name} ({' '.join(sweep.flags)}), exit code {code}:"
+        raise Failed("\n".join([what, *wrong[:20], "...", printed.rstrip()[-6000:]]))
     checks = document["checks"]
     counts = {verdict: sum(check["verdict"] == verdict for check in checks) for verdict in ACCEPTED}
     rest = "".join(f", {count} {verdict}s" for verdict, count in counts.items() if verdict != "passed" and count)
-    entry = {"name": sweep.name, "covers": sweep.covers, "flags": " ".join(sweep.flags), "checks": len(checks), "results": summary(checks)}
-    return Checked(entry, document["context"], f"{len(checks)} checks, {counts['passed']} passed{rest} ({time.monotonic() - begun:.0f} s)")
+    entry |= {"checks": len(checks), "results": summary(checks)}
+    took = time.monotonic() - begun
+    said = f"{len(checks)} checks, {counts['passed']} passed{rest} ({took:.0f} s)"
+    return Checked(entry, document["context"], said)
 
 
 def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dict[str, Any]]:
@@ -193,7 +247,8 @@ def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dic
     stages = []
     for program in programs:
         of_stage = [found[program.stage, sweep.name] for p, sweep in tasks if p is program]
-        context = next((checked.context for checked in of_stage if checked.context), {"source_hash": "", "commit": "", "dirty": ""})
+        unknown = {"source_hash": "", "commit": "", "dirty": ""}
+        context = next((checked.context for checked in of_stage if checked.context), unknown)
         told = {key: context[key] for key in ("source_hash", "commit", "dirty")}
         if capability := context.get("compute_capability"):
             told["code"] = code_of_all(kernels_in(program.path, architecture_of(capability)).values())
@@ -209,11 +264,17 @@ def suites_in(folder: Path) -> list[Path]:
 
 def run_suite(name: str, command: Sequence[str | Path], pattern: str, **environment: str) -> dict[str, Any]:
     """Runs a suite, which prints counts as `pattern` has them. Raises Failed."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment, check=False
+    )
     if done.returncode != 0:
         raise Failed(f"{name}:\n{done.stdout.rstrip()[-6000:]}")
-    count = {word: int(match[1]) if (match := re.search(pattern.format(word), done.stdout, re.IGNORECASE)) else 0 for word in ("passed", "skipped")}
-    print(f"  {name}: {count['passed']} passed" + (f", {count['skipped']} skipped" if count["skipped"] else ""), flush=True)
+    count = {}
+    for word in ("passed", "skipped"):
+        match = re.search(pattern.format(word), done.stdout, re.IGNORECASE)
+        count[word] = int(match[1]) if match else 0
+    skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
+    print(f"  {name}: {count['passed']} passed{skipped}", flush=True)
     return {"suite": name, **count, "date": now()}
 
 
@@ -225,8 +286,11 @@ def why_no_package(library: Path, python: str) -> str:
         return f"there is no {python}"
     environment = os.environ | {"NORMWORKLOG_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [os.path.abspath(path), "-c", PACKAGE_NEEDS]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PACKAGE, env=environment, check=False)
-    return f"{python}: {(done.stderr.strip() or f'exit code {done.returncode}').splitlines()[-1]}" if done.returncode else ""
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PACKAGE, env=environment, check=False
+    )
+    said = done.stderr.strip() or f"exit code {done.returncode}"
+    return f"{python}: {said.splitlines()[-1]}" if done.returncode else ""
 
 
 def package_suite(folder: Path) -> list[dict[str, Any]]:
@@ -266,12 +330,26 @@ def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=Path, default=ROOT / "build/gpu/bin", help="folder of programs and suites (default: build/gpu/bin)")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/verified", help="folder for <gpu>.json (default: docs/verified)")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage, added to what is there (may be given more than once)")
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=ROOT / "build/gpu/bin",
+        help="folder of programs and suites (default: build/gpu/bin)",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs/verified", help="folder for <gpu>.json (default: docs/verified)"
+    )
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        help="only this stage, added to what is there (may be given more than once)",
+    )
     parser.add_argument("--sweep", action="append", default=[], help="only this sweep; nothing is written")
     parser.add_argument("--no-sanitizers", action="store_true", help="leave out compute-sanitizer; nothing is written")
-    parser.add_argument("--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 2)), help="programs at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 2)), help="programs at the same time"
+    )
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     try:
@@ -281,7 +359,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{context['gpu']}, driver {context.get('driver', 'unknown')}", flush=True)
         stages = check_stages(programs, set(options.sweep), options.jobs)
         print("test suites", flush=True)
-        suites = [run_suite(suite.name, [suite], OF_GOOGLETEST) for suite in suites_in(options.programs)] + package_suite(options.programs)
+        suites = [run_suite(suite.name, [suite], OF_GOOGLETEST) for suite in suites_in(options.programs)]
+        suites += package_suite(options.programs)
         if options.no_sanitizers or options.sweep:
             print("everything asked for is right; not all was asked for, and so nothing is written")
             return 0
@@ -294,8 +373,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"verify.py: {error}", file=sys.stderr)
         return 2
     for stage in stages:
-        stage["sanitizers"] = [{key: entry[key] for key in ("tool", "checks", "summary")} for entry in sanitizers if entry["stage"] == stage["stage"]]
-    shared = ("gpu", "gpu_short", "compute_capability", "multiprocessors", "memory_bytes", "driver", "driver_cuda", "cuda_runtime", "compiler", "flags")
+        of_stage = [entry for entry in sanitizers if entry["stage"] == stage["stage"]]
+        stage["sanitizers"] = [{key: entry[key] for key in ("tool", "checks", "summary")} for entry in of_stage]
+    shared = (
+        "gpu", "gpu_short", "compute_capability", "multiprocessors", "memory_bytes", "driver", "driver_cuda",
+        "cuda_runtime", "compiler", "flags",
+    )
     document = {
         "context": {key: context[key] for key in shared if key in context} | {"date": now()},
         "suites": suites,
@@ -307,13 +390,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def merged(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The stages just verified and the suites just run, in the place of what the file says of them."""
+    """The stages just verified and the suites just run, instead of what the file says of them."""
     if not path.is_file():
         return document
     before = json.loads(path.read_text(encoding="utf-8"))
     stages = {stage["stage"]: stage for stage in [*before["stages"], *document["stages"]]}
     suites = {suite["suite"]: suite for suite in [*before["suites"], *document["suites"]]}
-    return document | {"suites": [suites[name] for name in sorted(suites)], "stages": [stages[name] for name in sorted(stages)]}
+    return document | {
+        "suites": [suites[name] for name in sorted(suites)],
+        "stages": [stages[name] for name in sorted(stages)],
+    }
 
 
 if __name__ == "__main__":

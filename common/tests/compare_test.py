@@ -20,26 +20,41 @@ from typing import Any, Callable
 from unittest import mock
 
 SOURCE = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(SOURCE / "common/report"), str(SOURCE / "common/report/peers"), str(SOURCE / "common/library/python")]
+sys.path[:0] = [
+    str(SOURCE / "common/report"),
+    str(SOURCE / "common/report/peers"),
+    str(SOURCE / "common/library/python"),
+]
 sys.dont_write_bytecode = True
 
 import compare
+import compare_tables
 import figures
 import results
 import rivals
 import source_hash
-import tables
 from cells import COLS, MODES, TENSORS, Cell, grid
+from place import Place
 
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
 
 
 def timing(variant: str, cell: Cell, mode: str, seconds: float, spread: float = 0.0) -> dict[str, Any]:
-    return {"name": f"compare/{variant}/{cell.name}/{mode}", "median_seconds": seconds, "share_of_copy": 0.9, "spread": spread}
+    return {
+        "name": f"compare/{variant}/{cell.name}/{mode}",
+        "median_seconds": seconds,
+        "share_of_copy": 0.9,
+        "spread": spread,
+    }
 
 
 def document(entries: list[dict[str, Any]], checks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"context": {"gpu": "NVIDIA H200", "date": "2026-01-01", "source_hashes": {}}, "benchmarks": entries, "checks": checks or [], "absent": []}
+    return {
+        "context": {"gpu": "NVIDIA H200", "date": "2026-01-01", "source_hashes": {}},
+        "benchmarks": entries,
+        "checks": checks or [],
+        "absent": [],
+    }
 
 
 class Grid(unittest.TestCase):
@@ -64,12 +79,17 @@ class Grid(unittest.TestCase):
         batch = [i for i, cell in enumerate(cells) if cell.operation.startswith("batchnorm") and cell.dtype == "bf16"]
         odd = [i for i, cell in enumerate(cells) if cell.cols == 4097 and cell.dtype == "bf16"]
         self.assertLess(max(batch), min(odd))
-        self.assertLess(max(i for i, cell in enumerate(cells) if cell.dtype == "bf16"), min(i for i, cell in enumerate(cells) if cell.dtype == "fp32"))
+        self.assertLess(
+            max(i for i, cell in enumerate(cells) if cell.dtype == "bf16"),
+            min(i for i, cell in enumerate(cells) if cell.dtype == "fp32"),
+        )
 
     def test_can_be_narrowed(self) -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            self.assertEqual(compare.main(["--full", "--list", "--operation", "rmsnorm_backward", "--dtype", "fp16"]), 0)
+            self.assertEqual(
+                compare.main(["--full", "--list", "--operation", "rmsnorm_backward", "--dtype", "fp16"]), 0
+            )
         lines = printed.getvalue().splitlines()
         self.assertGreater(len(lines), len(COLS))
         self.assertTrue(all(line.startswith("rmsnorm_backward/fp16/") for line in lines))
@@ -109,22 +129,38 @@ class Turns(unittest.TestCase):
 
 class Ahead(unittest.TestCase):
     def test_the_fastest_other_counts(self) -> None:
-        found = rivals.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("liger", CELL, "cold", 20e-6),
-                                           timing("copy", CELL, "cold", 1e-6)]))
+        found = rivals.verdicts(
+            document([
+                timing("ours", CELL, "cold", 10e-6),
+                timing("torch", CELL, "cold", 30e-6),
+                timing("liger", CELL, "cold", 20e-6),
+                timing("copy", CELL, "cold", 1e-6),
+            ])
+        )
         self.assertEqual([(v.rival, v.ahead, v.outcome) for v in found], [("liger", 2.0, "won")])
 
     def test_level_and_lost(self) -> None:
         for seconds, outcome in ((10.1e-6, "level"), (9.9e-6, "level"), (9e-6, "lost"), (11e-6, "won")):
-            found = rivals.verdicts(document([timing("ours", CELL, "warm", 10e-6), timing("torch", CELL, "warm", seconds)]))
+            found = rivals.verdicts(
+                document([timing("ours", CELL, "warm", 10e-6), timing("torch", CELL, "warm", seconds)])
+            )
             self.assertEqual(found[0].outcome, outcome)
 
     def test_noise_is_level(self) -> None:
-        """5 % behind, with spreads of 3 % and 12 %: that is less than half of the larger. From a graph, and of a large tensor, it counts."""
+        """5 % behind, with spreads of 3 % and 12 %: that is less than half of the larger. From a graph, and of a large
+        tensor, it counts."""
         large = Cell("layernorm_forward", "bf16", 65536, 4096)
-        for cell, mode, outcome in ((CELL, "python", "level"), (CELL, "cold", "level"), (CELL, "warm", "level"), (CELL, "graph", "lost"),
-                                    (large, "python", "level"), (large, "cold", "lost")):
+        for cell, mode, outcome in (
+            (CELL, "python", "level"), (CELL, "cold", "level"), (CELL, "warm", "level"), (CELL, "graph", "lost"),
+            (large, "python", "level"), (large, "cold", "lost"),
+        ):
             for spreads in ((0.03, 0.12), (0.12, 0.03)):
-                found = rivals.verdicts(document([timing("ours", cell, mode, 10e-6, spreads[0]), timing("torch", cell, mode, 9.5e-6, spreads[1])]))
+                found = rivals.verdicts(
+                    document([
+                        timing("ours", cell, mode, 10e-6, spreads[0]),
+                        timing("torch", cell, mode, 9.5e-6, spreads[1]),
+                    ])
+                )
                 self.assertEqual(found[0].outcome, outcome, (cell, mode, spreads))
 
     def test_more_than_noise_counts(self) -> None:
@@ -132,20 +168,35 @@ class Ahead(unittest.TestCase):
         for spread, far in ((0.1, 0.06), (11.0, 0.12)):
             for seconds, outcome in ((10e-6 * (1 - far), "lost"), (10e-6 * (1 + far), "won")):
                 for mode in ("python", "cold"):
-                    found = rivals.verdicts(document([timing("ours", CELL, mode, 10e-6, 0.05), timing("torch", CELL, mode, seconds, spread)]))
+                    found = rivals.verdicts(
+                        document([
+                            timing("ours", CELL, mode, 10e-6, 0.05),
+                            timing("torch", CELL, mode, seconds, spread),
+                        ])
+                    )
                     self.assertEqual(found[0].outcome, outcome, (spread, mode))
 
     def test_a_wrong_result_wins_nothing(self) -> None:
-        entries = [timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("apex", CELL, "cold", 1e-6)]
+        entries = [
+            timing("ours", CELL, "cold", 10e-6),
+            timing("torch", CELL, "cold", 30e-6),
+            timing("apex", CELL, "cold", 1e-6),
+        ]
         found = rivals.verdicts(document(entries, [{"variant": "apex", "cell": CELL.name, "verdict": "failed"}]))
         self.assertEqual(found[0].rival, "torch")
 
     def test_no_rival_no_verdict(self) -> None:
-        self.assertEqual(rivals.verdicts(document([timing("ours", CELL, "cold", 1e-6), timing("copy", CELL, "cold", 1e-6)])), [])
+        self.assertEqual(
+            rivals.verdicts(document([timing("ours", CELL, "cold", 1e-6), timing("copy", CELL, "cold", 1e-6)])), []
+        )
         self.assertEqual(rivals.verdicts(document([timing("torch", CELL, "cold", 1e-6)])), [])
 
     def test_the_report_names_the_lost_cells(self) -> None:
-        lines = list(rivals.report(rivals.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 5e-6)]))))
+        lines = list(
+            rivals.report(
+                rivals.verdicts(document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 5e-6)]))
+            )
+        )
         self.assertIn("lost   1", lines[0])
         self.assertEqual(lines[1], "lost: layernorm_forward/bf16/1024x4096 cold: 10.00 us, torch 5.00 us")
 
@@ -158,7 +209,11 @@ class Kept(unittest.TestCase):
         def work(cell: Cell) -> dict[str, Any]:
             worked.append(cell.rows)
             clock[0] += 60
-            return {"benchmarks": [timing("ours", cell, "cold", 1e-6)], "checks": [], "absent": [{"variant": "apex", "cell": cell.name, "reason": "not here"}]}
+            return {
+                "benchmarks": [timing("ours", cell, "cold", 1e-6)],
+                "checks": [],
+                "absent": [{"variant": "apex", "cell": cell.name, "reason": "not here"}],
+            }
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             self.assertTrue(compare.run_cells(cells, Path(folder), work, 1.5, now=lambda: clock[0]))
@@ -168,31 +223,58 @@ class Kept(unittest.TestCase):
             parts = compare.kept(cells, Path(folder))
         joined = compare.joined({"gpu": "x"}, parts)
         self.assertEqual(len(joined["benchmarks"]), 4)
-        self.assertEqual(joined["absent"], [{"variant": "apex", "reason": "not here", "cells": [cell.name for cell in cells]}])
+        self.assertEqual(
+            joined["absent"], [{"variant": "apex", "reason": "not here", "cells": [cell.name for cell in cells]}]
+        )
 
     def test_cells_that_are_not_measured_again_stay(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3)]
 
         def run(commit: str, seconds: float, *measured: Cell, reason: str = "not here") -> dict[str, Any]:
-            parts = [{"benchmarks": [timing("ours", cell, "cold", seconds)], "checks": [{"variant": "ours", "cell": cell.name, "verdict": "passed"}],
-                      "absent": [{"variant": "apex", "cell": f"{cell.name}/graph", "reason": reason}]} for cell in measured]
+            parts = [
+                {
+                    "benchmarks": [timing("ours", cell, "cold", seconds)],
+                    "checks": [{"variant": "ours", "cell": cell.name, "verdict": "passed"}],
+                    "absent": [{"variant": "apex", "cell": f"{cell.name}/graph", "reason": reason}],
+                }
+                for cell in measured
+            ]
             return compare.joined({"date": "2026-01-01", "commit": commit, "source_hashes": {}}, parts)
 
         def seconds(found: dict[str, Any]) -> dict[str, float]:
             return {entry["name"].split("/")[4]: entry["median_seconds"] for entry in found["benchmarks"]}
 
         first = run("a", 1.0, *cells)
-        self.assertEqual(compare.added_to(first, run("b", 2.0, *cells)), run("b", 2.0, *cells))  # nothing is left of the first
+        # Nothing is left of the first.
+        self.assertEqual(compare.added_to(first, run("b", 2.0, *cells)), run("b", 2.0, *cells))
         second = compare.added_to(first, run("b", 2.0, cells[1], reason="still not here"))
         self.assertEqual(seconds(second), {"2x64": 2.0, "1x64": 1.0, "3x64": 1.0})
         self.assertEqual(len(second["checks"]), 3)
-        self.assertEqual([(run["context"]["commit"], run["cells"]) for run in second["earlier"]], [("a", [cells[0].name, cells[2].name])])
-        self.assertEqual([(entry["reason"], len(entry["cells"])) for entry in second["absent"]], [("still not here", 1), ("not here", 2)])
+        self.assertEqual(
+            [(run["context"]["commit"], run["cells"]) for run in second["earlier"]],
+            [("a", [cells[0].name, cells[2].name])],
+        )
+        self.assertEqual(
+            [(entry["reason"], len(entry["cells"])) for entry in second["absent"]],
+            [("still not here", 1), ("not here", 2)],
+        )
         third = compare.added_to(second, run("c", 3.0, cells[0]))
         self.assertEqual(seconds(third), {"1x64": 3.0, "2x64": 2.0, "3x64": 1.0})
-        self.assertEqual([(run["context"]["commit"], run["cells"]) for run in third["earlier"]], [("b", [cells[1].name]), ("a", [cells[2].name])])
+        self.assertEqual(
+            [(run["context"]["commit"], run["cells"]) for run in third["earlier"]],
+            [("b", [cells[1].name]), ("a", [cells[2].name])],
+        )
         # A cell that ended early has been measured again, and has no times.
-        ended = compare.joined({"commit": "d"}, [{"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cells[2].name, "reason": "ValueError: no"}]}])
+        ended = compare.joined(
+            {"commit": "d"},
+            [
+                {
+                    "benchmarks": [],
+                    "checks": [],
+                    "absent": [{"variant": "all", "cell": cells[2].name, "reason": "ValueError: no"}],
+                }
+            ],
+        )
         self.assertEqual(seconds(compare.added_to(third, ended)), {"1x64": 3.0, "2x64": 2.0})
 
     def test_stops_where_the_gpu_is_lost(self) -> None:
@@ -201,7 +283,11 @@ class Kept(unittest.TestCase):
 
         def work(cell: Cell) -> dict[str, Any]:
             worked.append(cell.rows)
-            return {"benchmarks": [], "checks": [], "absent": [{"variant": "all", "cell": cell.name, "reason": "an illegal address"}]}
+            return {
+                "benchmarks": [],
+                "checks": [],
+                "absent": [{"variant": "all", "cell": cell.name, "reason": "an illegal address"}],
+            }
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             self.assertTrue(compare.run_cells(cells, Path(folder), work, None, usable=lambda: len(worked) < 2))
@@ -211,11 +297,25 @@ class Kept(unittest.TestCase):
 
     def test_no_failure_goes_unsaid(self) -> None:
         check = {"variant": "ours", "cell": "b", "verdict": "failed", "largest_error": 2.5}
-        parts = [{"checks": [check, check | {"variant": "apex"}, check | {"verdict": "passed"}],
-                  "absent": [{"variant": "all", "cell": "a", "reason": "ValueError: no"}, {"variant": "all", "cell": "c", "reason": compare.NO_ROOM},
-                             {"variant": "apex", "cell": "a", "reason": "not here"}, {"variant": "ours", "cell": "d/graph", "reason": "no capture"}]}]
-        self.assertEqual(list(compare.failures(parts)), ["a ended early: ValueError: no", "ours was not timed at d/graph: no capture",
-                                                         "our own result is off at b: 2.5 times what is tolerated"])
+        parts = [
+            {
+                "checks": [check, check | {"variant": "apex"}, check | {"verdict": "passed"}],
+                "absent": [
+                    {"variant": "all", "cell": "a", "reason": "ValueError: no"},
+                    {"variant": "all", "cell": "c", "reason": compare.NO_ROOM},
+                    {"variant": "apex", "cell": "a", "reason": "not here"},
+                    {"variant": "ours", "cell": "d/graph", "reason": "no capture"},
+                ],
+            }
+        ]
+        self.assertEqual(
+            list(compare.failures(parts)),
+            [
+                "a ended early: ValueError: no",
+                "ours was not timed at d/graph: no capture",
+                "our own result is off at b: 2.5 times what is tolerated",
+            ],
+        )
 
     def test_leaves_others_what_they_are_at(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2)]
@@ -240,7 +340,11 @@ class Kept(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             native = Path(folder) / "_native.so"
             native.write_bytes(b"one")
-            told = [compare.fingerprint(context, None), compare.fingerprint(context, native), compare.fingerprint(context | {"contenders": ["ours"]}, native)]
+            told = [
+                compare.fingerprint(context, None),
+                compare.fingerprint(context, native),
+                compare.fingerprint(context | {"contenders": ["ours"]}, native),
+            ]
             native.write_bytes(b"two")
             told.append(compare.fingerprint(context, native))
             with mock.patch.object(Path, "read_bytes", return_value=b"another compare.py"):
@@ -257,16 +361,25 @@ class Tables(unittest.TestCase):
                 path = root / "docs" / "compare" / "h200.json"
                 path.parent.mkdir(parents=True)
                 path.write_text(json.dumps(content), encoding="utf-8")
-            return rivals.against_peers(tables.Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")).text
+            return compare_tables.against_peers(
+                Place(results.Repository(root), root / "docs" / "compare.md", options, "h200")
+            ).text
 
     def test_nothing_measured(self) -> None:
         self.assertEqual(self.table(None), "*Nothing was compared on h200 yet.*")
 
     def test_summary_and_lost(self) -> None:
         wide = Cell("layernorm_forward", "bf16", 64, 65536)
-        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6), timing("ours", wide, "cold", 10e-6),
-                            timing("torch.compile", wide, "cold", 8e-6)])
-        self.assertIn("| `layernorm_forward` | cold | 2 | 1 | 0 | 1 | 1.40x | 2.00x | 0.80x | bf16, 64 x 65536 | Inductor | 0 |", self.table(content).replace("†", ""))
+        content = document([
+            timing("ours", CELL, "cold", 10e-6),
+            timing("torch", CELL, "cold", 20e-6),
+            timing("ours", wide, "cold", 10e-6),
+            timing("torch.compile", wide, "cold", 8e-6),
+        ])
+        self.assertIn(
+            "| `layernorm_forward` | cold | 2 | 1 | 0 | 1 | 1.40x | 2.00x | 0.80x | bf16, 64 x 65536 | Inductor | 0 |",
+            self.table(content).replace("†", ""),
+        )
         lost = self.table(content, show="lost")
         self.assertIn("bf16, 64 x 65536 | cold | 10.0 | 90.0 % | Inductor | 8.00 | 0.80x as fast", lost)
         self.assertNotIn("1024 x 4096", lost)
@@ -274,10 +387,15 @@ class Tables(unittest.TestCase):
             self.table(content, show="won")
 
     def test_totals_of_kinds(self) -> None:
-        cells = {Cell("layernorm_forward", "bf16", 64, 4096): 20e-6, Cell("rmsnorm_forward", "fp16", 1, 4096): 10e-6, Cell("layernorm_forward", "bf16", 65536, 4096): 5e-6,
-                 Cell("add_rmsnorm_backward", "fp32", 64, 4096): 20e-6, Cell("batchnorm_inference", "fp32", 64, 4096): 5e-6}
-        content = document([timing(name, cell, mode, seconds) for cell, theirs in cells.items() for mode in ("python", "graph")
-                            for name, seconds in (("ours", 10e-6), ("torch", theirs))])
+        cells = {
+            Cell("layernorm_forward", "bf16", 64, 4096): 20e-6, Cell("rmsnorm_forward", "fp16", 1, 4096): 10e-6,
+            Cell("layernorm_forward", "bf16", 65536, 4096): 5e-6, Cell("add_rmsnorm_backward", "fp32", 64, 4096): 20e-6,
+            Cell("batchnorm_inference", "fp32", 64, 4096): 5e-6,
+        }
+        content = document([
+            timing(name, cell, mode, seconds) for cell, theirs in cells.items()
+            for mode in ("python", "graph") for name, seconds in (("ours", 10e-6), ("torch", theirs))
+        ])
         lines = self.table(content, show="totals", mode="graph").replace("†", "").splitlines()[2:6]
         self.assertEqual(lines, ["| norms over rows, forward | more than 16 MiB | graph | 1 | 0 | 0 | 1 | 0.50x |",
                                  "| norms over rows, forward | up to 16 MiB | graph | 2 | 1 | 1 | 0 | 1.50x |",
@@ -286,7 +404,11 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.table(content, show="totals").count(" python "), 4)
 
     def test_figures_of_a_cell(self) -> None:
-        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 30e-6), timing("liger", CELL, "cold", 20e-6)])
+        content = document([
+            timing("ours", CELL, "cold", 10e-6),
+            timing("torch", CELL, "cold", 30e-6),
+            timing("liger", CELL, "cold", 20e-6),
+        ])
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder).resolve() / "docs" / "compare" / "h200.json"
             path.parent.mkdir(parents=True)
@@ -301,7 +423,11 @@ class Tables(unittest.TestCase):
             self.assertEqual(figure(key=best, unit="us"), "20.0 µs")
             self.assertEqual(figure(key=best, over=ours, unit="x"), "2.00x")
             self.assertEqual(figure(key=ours, unit="percent"), "90.0 %")
-            for options in ({"key": best, "unit": "percent"}, {"key": f"compare/liger/{CELL.name}/cold", "unit": "us"}, {"key": f"compare/ours/{CELL.name}/warm", "unit": "us"}):
+            for options in (
+                {"key": best, "unit": "percent"},
+                {"key": f"compare/liger/{CELL.name}/cold", "unit": "us"},
+                {"key": f"compare/ours/{CELL.name}/warm", "unit": "us"},
+            ):
                 with self.assertRaises(results.ReportError):
                     figure(**options)
             with self.assertRaises(results.ReportError):
@@ -309,7 +435,10 @@ class Tables(unittest.TestCase):
 
     def test_the_summary_is_in_the_order_of_operations_and_timings(self) -> None:
         cells = [Cell(operation, "bf16", 64, 4096) for operation in ("rmsnorm_backward", "layernorm_forward")]
-        content = document([timing(name, cell, mode, 10e-6) for cell in cells for mode in ("python", "graph", "cold") for name in ("ours", "torch")])
+        content = document([
+            timing(name, cell, mode, 10e-6) for cell in cells
+            for mode in ("python", "graph", "cold") for name in ("ours", "torch")
+        ])
         lines = [line.split(" | ")[:2] for line in self.table(content).splitlines()[2:8]]
         self.assertEqual(
             [" ".join(line) for line in lines],
@@ -341,31 +470,61 @@ class Tables(unittest.TestCase):
             (root / "05_welford").mkdir()
             (root / "05_welford/kernels.cuh").write_text("int now;\n", encoding="utf-8")
             hashes = {"05_welford": source_hash.source_hash("05_welford", root)}
-            content = document([timing(name, cell, "cold", seconds) for cell in (CELL, other) for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
+            content = document([
+                timing(name, cell, "cold", seconds) for cell in (CELL, other)
+                for name, seconds in (("ours", 10e-6), ("torch", 5e-6))
+            ])
             content["context"] |= {"commit": "b" * 40, "source_hashes": hashes}
-            content["earlier"] = [{"context": {"gpu": "NVIDIA H200", "date": "2025-01-01", "commit": "a" * 40, "source_hashes": {"05_welford": "of then"}},
-                                   "cells": [other.name]}]
+            content["earlier"] = [
+                {
+                    "context": {
+                        "gpu": "NVIDIA H200",
+                        "date": "2025-01-01",
+                        "commit": "a" * 40,
+                        "source_hashes": {"05_welford": "of then"},
+                    },
+                    "cells": [other.name],
+                }
+            ]
             (root / "docs/compare").mkdir(parents=True)
             (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
             repository = results.Repository(root)
 
             def table(**options: str) -> str:
-                return rivals.against_peers(tables.Place(repository, root / "docs" / "compare.md", options, "h200")).text
+                return compare_tables.against_peers(
+                    Place(repository, root / "docs" / "compare.md", options, "h200")
+                ).text
 
             lost = table(show="lost")
             self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 |", lost)
             self.assertIn("| `layernorm_forward`† | bf16, 2048 x 4096 |", lost)
             for text in (lost, table(), table(show="totals")):
-                for part in ("2026-01-01, commit `bbbbbbbbbb`", "2025-01-01, commit `aaaaaaaaaa`", "† measured on an earlier version"):
+                for part in (
+                    "2026-01-01, commit `bbbbbbbbbb`",
+                    "2025-01-01, commit `aaaaaaaaaa`",
+                    "† measured on an earlier version",
+                ):
                     self.assertIn(part, text)
             self.assertIn("`layernorm_forward`†", table())
             one = table(show="lost", limit="0")
             self.assertNotIn("†", one)
-            self.assertEqual([figures.beside_others(repository, f"ours/{cell.name}/cold", "time", "h200").stale for cell in (CELL, other)], [False, True])
+            self.assertEqual(
+                [
+                    figures.beside_others(repository, f"ours/{cell.name}/cold", "time", "h200").stale
+                    for cell in (CELL, other)
+                ],
+                [False, True],
+            )
 
     def test_long_tables_are_folded_or_end(self) -> None:
-        cells = [Cell(operation, "bf16", rows, 4096) for operation in ("layernorm_forward", "rmsnorm_forward") for rows in range(1, 15)]
-        content = document([timing(name, cell, "cold", seconds) for cell in cells for name, seconds in (("ours", 10e-6), ("torch", 5e-6))])
+        cells = [
+            Cell(operation, "bf16", rows, 4096) for operation in ("layernorm_forward", "rmsnorm_forward")
+            for rows in range(1, 15)
+        ]
+        content = document([
+            timing(name, cell, "cold", seconds) for cell in cells
+            for name, seconds in (("ours", 10e-6), ("torch", 5e-6))
+        ])
         text = self.table(content, show="lost")
         self.assertEqual((text.count("<details>"), text.count("as fast |")), (2, 28))
         self.assertIn("<summary><code>rmsnorm_forward</code>: 14 of the lost cells</summary>", text)
@@ -379,15 +538,24 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.table(content, show="lost", operation="batchnorm_train"), "*Nothing was compared yet.*")
 
     def test_says_who_was_left_out(self) -> None:
-        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)],
-                           [{"variant": "liger", "cell": CELL.name, "verdict": "failed"}, {"variant": "ours", "cell": "another", "verdict": "failed"}])
+        content = document(
+            [timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)],
+            [
+                {"variant": "liger", "cell": CELL.name, "verdict": "failed"},
+                {"variant": "ours", "cell": "another", "verdict": "failed"},
+            ],
+        )
         content["context"] |= {"contenders": ["ours", "torch", "liger", "apex"], "cells": 2, "cells_of_grid": 9}
-        content["absent"] = [{"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": [CELL.name]},
-                             {"variant": "all", "reason": "ValueError: no", "cells": ["another", "a third", "a fourth"]}]
+        content["absent"] = [
+            {"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": [CELL.name]},
+            {"variant": "all", "reason": "ValueError: no", "cells": ["another", "a third", "a fourth"]},
+        ]
         text = self.table(content)
         self.assertIn("| PyTorch | 1 |", text)
-        for sentence in ("2 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ", "Inductor's max-autotune was not asked for. ",
-                         "3 cells ended early. ", "In 1 cells our own result was off"):
+        for sentence in (
+            "2 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ",
+            "Inductor's max-autotune was not asked for. ", "3 cells ended early. ", "In 1 cells our own result was off",
+        ):
             self.assertIn(sentence, text)
 
     def test_no_cell_is_lost(self) -> None:
@@ -409,7 +577,7 @@ class KeptComparison(unittest.TestCase):
             (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
             repository = results.Repository(root)
             self.assertEqual(list(repository.verdicts("h200").values()), rivals.verdicts(content))
-            self.assertEqual(repr(repository.runs("h200")), repr(rivals.Runs(content, repository)))
+            self.assertEqual(repr(repository.runs("h200")), repr(rivals.Runs(content, repository.is_current)))
             options = {"key": f"compare/best/{cells[1].name}/warm", "unit": "us"}
             first = figures.figure(repository, options, "h200")
             with mock.patch.object(rivals, "verdicts") as verdicts, mock.patch.object(rivals, "Runs") as runs:
@@ -428,13 +596,13 @@ class KeptComparison(unittest.TestCase):
             "earlier": [{"context": {"date": "2025-01-01"}, "cells": [CELL.name]}]
         }
         nowhere = results.Repository(Path("/nowhere"))
-        said = {repr(rivals.Runs(content, nowhere))}
+        said = {repr(rivals.Runs(content, nowhere.is_current))}
         with mock.patch.object(results.Repository, "is_current", return_value=True):
-            said.add(repr(rivals.Runs(content, nowhere)))
+            said.add(repr(rivals.Runs(content, nowhere.is_current)))
         content["earlier"][0]["cells"] = []
-        said.add(repr(rivals.Runs(content, nowhere)))
+        said.add(repr(rivals.Runs(content, nowhere.is_current)))
         content["earlier"][0]["context"]["date"] = "2025-01-02"
-        said.add(repr(rivals.Runs(content, nowhere)))
+        said.add(repr(rivals.Runs(content, nowhere.is_current)))
         self.assertEqual(len(said), 4)
 
 
@@ -447,8 +615,13 @@ class Chart(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             self.assertIsNone(charts.rivals_chart(results.Repository(root), "h200"))
-            cells = [Cell(operation, "bf16", 64, cols) for operation in ("layernorm_forward", "layernorm_backward") for cols in (256, 4096)]
-            content = document([timing(name, cell, "cold", 1e-6) for cell in cells for name in ("ours", "torch.compile", "copy")])
+            cells = [
+                Cell(operation, "bf16", 64, cols) for operation in ("layernorm_forward", "layernorm_backward")
+                for cols in (256, 4096)
+            ]
+            content = document([
+                timing(name, cell, "cold", 1e-6) for cell in cells for name in ("ours", "torch.compile", "copy")
+            ])
             (root / "docs/compare").mkdir(parents=True)
             (root / "docs/compare/h200.json").write_text(json.dumps(content), encoding="utf-8")
             chart = charts.rivals_chart(results.Repository(root), "h200")
@@ -466,7 +639,11 @@ class Chart(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             self.assertIsNone(charts.rivals_map(results.Repository(root), "h200"))
-            cells = [Cell("layernorm_forward", "bf16", 64, 256), Cell("layernorm_forward", "fp32", 65536, 4096), Cell("batchnorm_train", "fp32", 4096, 64)]
+            cells = [
+                Cell("layernorm_forward", "bf16", 64, 256),
+                Cell("layernorm_forward", "fp32", 65536, 4096),
+                Cell("batchnorm_train", "fp32", 4096, 64),
+            ]
             content = document([timing(name, cell, "cold", seconds) for cell in cells
                                 for name, seconds in (("ours", 4e-6), ("torch", 3e-6 if cell.cols == 4096 else 5e-6))])
             (root / "docs/compare").mkdir(parents=True)
@@ -474,7 +651,11 @@ class Chart(unittest.TestCase):
             chart = charts.rivals_map(results.Repository(root), "h200")
             text = chart.render()
             self.assertEqual(chart.path.name, "compare_map_h200.svg")
-            for word in ("batchnorm_train", "bf16", "3 cells, of which 2 are won and these lost: fp32 layernorm_forward at 4096 columns 0.75"):
+            for word in (
+                "batchnorm_train",
+                "bf16",
+                "3 cells, of which 2 are won and these lost: fp32 layernorm_forward at 4096 columns 0.75",
+            ):
                 self.assertTrue(word in text, word)
             self.assertFalse("fp16" in text)
 
@@ -495,7 +676,9 @@ class Chart(unittest.TestCase):
 
             def drawn(losses: list[Any], **more: Any) -> str:
                 runs = {name: {"losses": losses, "step_seconds": 0.012} for name in ("torch", "ours")}
-                (root / "docs/data/gpt_h200.json").write_text(json.dumps({"context": context | more, "runs": runs}), encoding="utf-8")
+                (root / "docs/data/gpt_h200.json").write_text(
+                    json.dumps({"context": context | more, "runs": runs}), encoding="utf-8"
+                )
                 return charts.training_chart(results.Repository(root), "h200").render()
 
             before_seeds = drawn([3.5, 3.0, 2.5])
@@ -541,7 +724,8 @@ def contenders_or_skip() -> Any:
 
 
 class FakeGpu:
-    """The CPU in the place of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the last."""
+    """The CPU instead of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the
+    last."""
 
     device = "cpu"
     AHEAD, AHEAD_OF_BACKWARD = compare.Gpu.AHEAD, compare.Gpu.AHEAD_OF_BACKWARD
@@ -577,18 +761,27 @@ class Contenders(unittest.TestCase):
                 cell = Cell(operation, dtype, 32, 96)
                 gpu = FakeGpu()
                 found = compare.measure(cell, ["ours", "torch", "apex"], 3, gpu)
-                self.assertEqual(gpu.ahead, compare.Gpu.AHEAD_OF_BACKWARD if operation.endswith("backward") else compare.Gpu.AHEAD)
+                self.assertEqual(
+                    gpu.ahead, compare.Gpu.AHEAD_OF_BACKWARD if operation.endswith("backward") else compare.Gpu.AHEAD
+                )
                 verdicts = {check["variant"]: check["verdict"] for check in found["checks"]}
                 self.assertEqual(verdicts, {"ours": "passed", "torch": "passed"}, f"{cell} {found['checks']}")
                 self.assertEqual([entry["variant"] for entry in found["absent"]], ["apex"])
                 names = {entry["name"] for entry in found["benchmarks"]}
-                self.assertEqual(names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in MODES})
+                self.assertEqual(
+                    names, {f"compare/{v}/{cell.name}/{m}" for v in ("ours", "torch", "copy") for m in MODES}
+                )
                 self.assertEqual({v.outcome for v in rivals.verdicts(found)}, {"won"})
 
     def test_running_statistics_are_each_contenders_own(self) -> None:
         """PyTorch's graph saves them, and cannot be differentiated again after another has written them."""
-        found = compare.measure(Cell("batchnorm_backward", "fp32", 32, 96), ["ours", "torch", "torch.compile"], 3, FakeGpu())
-        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, dict.fromkeys(("ours", "torch", "torch.compile"), "passed"))
+        found = compare.measure(
+            Cell("batchnorm_backward", "fp32", 32, 96), ["ours", "torch", "torch.compile"], 3, FakeGpu()
+        )
+        self.assertEqual(
+            {c["variant"]: c["verdict"] for c in found["checks"]},
+            dict.fromkeys(("ours", "torch", "torch.compile"), "passed"),
+        )
         timed = {entry["name"].split("/")[1] for entry in found["benchmarks"]}
         self.assertEqual(timed, {"ours", "torch", "torch.compile", "copy"})
 
@@ -600,7 +793,10 @@ class Contenders(unittest.TestCase):
 
         with mock.patch.dict(self.contenders.CONTENDERS, apex=forgets_them):
             found = compare.measure(Cell("batchnorm_train", "fp32", 32, 96), ["ours", "torch", "apex"], 3, FakeGpu())
-        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, {"ours": "passed", "torch": "passed", "apex": "failed"})
+        self.assertEqual(
+            {c["variant"]: c["verdict"] for c in found["checks"]},
+            {"ours": "passed", "torch": "passed", "apex": "failed"},
+        )
 
     def test_the_sum_may_be_normalized_before_it_is_rounded(self) -> None:
         """As flash-attention does; Inductor normalizes what is stored, with the statistics of what was rounded."""
@@ -624,14 +820,21 @@ class Contenders(unittest.TestCase):
             return y * 1.05, h
 
         with mock.patch.dict(self.contenders.CONTENDERS, {"liger": unrounded, "quack": mixed, "apex": wrong}):
-            found = compare.measure(Cell("add_layernorm_forward", "bf16", 256, 512), ["ours", "liger", "quack", "apex"], 3, FakeGpu())
-        self.assertEqual({c["variant"]: c["verdict"] for c in found["checks"]}, {"ours": "passed", "liger": "passed", "quack": "passed", "apex": "failed"})
+            found = compare.measure(
+                Cell("add_layernorm_forward", "bf16", 256, 512), ["ours", "liger", "quack", "apex"], 3, FakeGpu()
+            )
+        self.assertEqual(
+            {c["variant"]: c["verdict"] for c in found["checks"]},
+            {"ours": "passed", "liger": "passed", "quack": "passed", "apex": "failed"},
+        )
 
     def test_the_autotuner_tries_no_kernel_that_cannot_win(self) -> None:
         configs = [SimpleNamespace(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
         for cols, fewest in ((50, 1), (2048, 1), (4097, 4), (12289, 8), (262144, 32)):
             left = self.contenders._with_warps_enough(configs, {"N": cols}, BLOCK_N=cols)
-            self.assertEqual([config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols)
+            self.assertEqual(
+                [config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols
+            )
 
     def test_what_is_raised_ends_the_cell_alone(self) -> None:
         import torch.nn.functional as F
@@ -647,7 +850,10 @@ class Contenders(unittest.TestCase):
         cell = Cell("layernorm_forward", "fp32", 4, 64)
         for name in ("liger", "ours"):
             calls.clear()
-            with mock.patch.dict(self.contenders.CONTENDERS, {name: tires}), contextlib.redirect_stderr(io.StringIO()) as printed:
+            with (
+                mock.patch.dict(self.contenders.CONTENDERS, {name: tires}),
+                contextlib.redirect_stderr(io.StringIO()) as printed,
+            ):
                 found = compare.measure(cell, sorted({"ours", name}), 3, FakeGpu())
             self.assertEqual(found["absent"], [{"variant": "all", "cell": cell.name, "reason": "ValueError: no more"}])
             self.assertIn("Traceback", printed.getvalue())
@@ -657,7 +863,9 @@ class Contenders(unittest.TestCase):
         configs = [SimpleNamespace(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
         for cols, fewest in ((50, 1), (1024, 1), (2048, 2), (4097, 8), (12289, 16), (262144, 32)):
             left = self.contenders._with_warps_enough(configs, {"N": cols, "DY": None}, BLOCK_N=cols)
-            self.assertEqual([config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols)
+            self.assertEqual(
+                [config.num_warps for config in left], [w for w in (1, 2, 4, 8, 16, 32) if w >= fewest], cols
+            )
 
     def test_a_library_is_imported_once(self) -> None:
         with mock.patch("importlib.import_module", return_value=SimpleNamespace()) as imports:
@@ -684,7 +892,9 @@ class Contenders(unittest.TestCase):
         torch.testing.assert_close(outputs[2], self.contenders.pytorch(problem))
 
     def test_strict_ends_where_a_part_is_missing(self) -> None:
-        with mock.patch.object(self.contenders, "missing", return_value=["quack cannot be imported: ImportError: none"]):
+        with mock.patch.object(
+            self.contenders, "missing", return_value=["quack cannot be imported: ImportError: none"]
+        ):
             with self.assertRaisesRegex(results.ReportError, "--strict.*C\\+\\+ part.*; quack cannot"):
                 compare.tell_missing(False, True)
             with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -698,22 +908,32 @@ class Contenders(unittest.TestCase):
             raise self.contenders.Unavailable(f"{name} cannot be imported: ModuleNotFoundError: none")
 
         with mock.patch.object(self.contenders, "_imported", absent):
-            self.assertEqual([reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED))
+            self.assertEqual(
+                [reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED)
+            )
 
     def test_a_whole_call(self) -> None:
         """The file holds what earlier calls measured, and the exit code says what went wrong."""
         cells = [Cell(operation, "fp32", 4, 64) for operation in ("layernorm_forward", "rmsnorm_forward")]
-        context = {"gpu": "NVIDIA H200", "gpu_short": "h200", "library": "a", "software": {}, "contenders": ["ours", "torch"]}
+        context = {
+            "gpu": "NVIDIA H200", "gpu_short": "h200", "library": "a", "software": {}, "contenders": ["ours", "torch"],
+        }
 
         def call(*arguments: str) -> tuple[int, dict[str, Any]]:
             output = Path(folder) / "out.json"
             code = compare.main(["--work", f"{folder}/work", "--output", str(output), *arguments])
             return code, json.loads(output.read_text(encoding="utf-8"))
 
-        with (tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors,
-              mock.patch.multiple(compare, ready=lambda strict: (Path("library"), None), context_of=lambda names, library: dict(context), Gpu=FakeGpu,
-                                  grid=lambda full: cells),
-              mock.patch.object(self.contenders, "NAMES", ("ours", "torch"))):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()) as errors,
+            mock.patch.multiple(
+                compare, ready=lambda strict: (Path("library"), None), context_of=lambda names, library: dict(context),
+                Gpu=FakeGpu, grid=lambda full: cells,
+            ),
+            mock.patch.object(self.contenders, "NAMES", ("ours", "torch")),
+        ):
             code, found = call("--operation", "layernorm_forward")
             self.assertEqual((code, found["context"]["cells"], found["context"]["cells_of_grid"]), (0, 1, 2))
             code, found = call("--operation", "rmsnorm_forward")
@@ -729,14 +949,22 @@ class Contenders(unittest.TestCase):
     def test_a_wrong_contender_is_not_timed(self) -> None:
         import torch
 
-        with mock.patch.dict(self.contenders.CONTENDERS, liger=lambda problem: torch.full_like(problem.x, float("nan"))):
+        with mock.patch.dict(
+            self.contenders.CONTENDERS, liger=lambda problem: torch.full_like(problem.x, float("nan"))
+        ):
             found = compare.measure(Cell("layernorm_forward", "fp32", 4, 64), ["ours", "liger"], 3, FakeGpu())
-        self.assertEqual({c["variant"]: (c["verdict"], c["largest_error"]) for c in found["checks"]}["liger"], ("failed", None))
+        self.assertEqual(
+            {c["variant"]: (c["verdict"], c["largest_error"]) for c in found["checks"]}["liger"], ("failed", None)
+        )
         self.assertFalse(any("/liger/" in entry["name"] for entry in found["benchmarks"]))
 
 
 if __name__ == "__main__":
     own = SOURCE / ".venv" / "bin" / "python"  # which has what draws the charts
-    if own.exists() and Path(sys.prefix).resolve() != (SOURCE / ".venv").resolve() and importlib.util.find_spec("torch") is None:
+    if (
+        own.exists()
+        and Path(sys.prefix).resolve() != (SOURCE / ".venv").resolve()
+        and importlib.util.find_spec("torch") is None
+    ):
         os.execv(own, [str(own), *sys.argv])
     unittest.main()

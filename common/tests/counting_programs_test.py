@@ -19,9 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/report"))
 import counting  # noqa: E402
+import counting_tables  # noqa: E402
 import ladder  # noqa: E402
+from place import Place  # noqa: E402
 from results import Launch, ReportError, Repository  # noqa: E402
-from tables import Place  # noqa: E402
 
 PROGRAMS = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/cpu/bin"
 
@@ -30,7 +31,9 @@ def run(stage: str, *flags: str, order: str = "forward") -> tuple[int, str, dict
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         command = [str(PROGRAMS / stage), *flags, "--json", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"WORKLOG_SIMT_ORDER": order}, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"WORKLOG_SIMT_ORDER": order}, check=False
+        )
         return done.returncode, done.stdout + done.stderr, json.loads(file.read_text()) if file.is_file() else {}
 
 
@@ -38,7 +41,9 @@ class Programs(unittest.TestCase):
     def test_the_counts_of_stage_01_by_hand(self) -> None:
         # 64 rows of 8 floats, 32 to a block: each of 2 warps reads x three times and gamma and beta once, for each of 8
         # columns. The rows lie 32 bytes apart: 32 sectors; gamma and beta are one.
-        code, text, document = run("01_naive", "--count", "--variant", "small_blocks", "--shapes", "64x8", "--input", "normal")
+        code, text, document = run(
+            "01_naive", "--count", "--variant", "small_blocks", "--shapes", "64x8", "--input", "normal"
+        )
         self.assertEqual(code, 0, text)
         entry = document["counts"][0]
         self.assertEqual(entry["name"], "01_naive/small_blocks/layernorm_forward/fp32/64x8")
@@ -69,24 +74,36 @@ class Programs(unittest.TestCase):
     def test_the_same_in_every_order(self) -> None:
         first = None
         for order in ("forward", "reverse", "shuffle:1", "shuffle:2"):
-            code, text, document = run("05_welford", "--count", "--shapes", "3x1000,2x131072", "--input", "normal", "--dtype", "fp32", order=order)
+            code, text, document = run(
+                "05_welford", "--count", "--shapes", "3x1000,2x131072", "--input", "normal", "--dtype", "fp32",
+                order=order,
+            )
             self.assertEqual(code, 0, text)
             first = first or document
             self.assertEqual(document, first, order)
 
     def test_refusals(self) -> None:
-        for flags, sentence in ((("--lines",), "--lines goes with --count"), (("--count", "--cols", "0"), "--cols takes whole numbers")):
+        for flags, sentence in (
+            (("--lines",), "--lines goes with --count"),
+            (("--count", "--cols", "0"), "--cols takes whole numbers"),
+        ):
             code, text, _ = run("01_naive", *flags)
             self.assertEqual(code, 2)
             self.assertIn(sentence, text)
 
 
 class Ladder(unittest.TestCase):
-    GPU = ladder.Gpu("a GPU", multiprocessors=10, clock_hz=1e9, dram_bytes_per_second=1e12, l2_bytes_per_second=2e12, launch_seconds=1e-6)
+    GPU = ladder.Gpu(
+        "a GPU", multiprocessors=10, clock_hz=1e9, dram_bytes_per_second=1e12, l2_bytes_per_second=2e12,
+        launch_seconds=1e-6,
+    )
 
     def test_the_longest_floor_bounds(self) -> None:
-        kernel = {"blocks": 100, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "global_store_sectors": 1e6, "global_load_lines": 1000,
-                  "global_load_bytes_asked": 128 * 4000, "shared_load_wavefronts": 5000, "shuffle_requests": 1000}
+        kernel = {
+            "blocks": 100, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "global_store_sectors": 1e6,
+            "global_load_lines": 1000, "global_load_bytes_asked": 128 * 4000, "shared_load_wavefronts": 5000,
+            "shuffle_requests": 1000,
+        }
         floors = ladder.floors(kernel, self.GPU)
         self.assertAlmostEqual(floors["DRAM"], 4e-6)
         self.assertAlmostEqual(floors["L2"], (3e6 + 32e6) / 2e12)
@@ -110,7 +127,9 @@ class Comparison(unittest.TestCase):
         return Launch("04_vectorized", "v", "layernorm_forward", "fp32", 2, 8, kernel, 1, 32, 1, values)
 
     def cell(self, kernel: str, counter: str, counted: float, measured: float) -> str:
-        return counting.cell(counting.Comparison(self.launch(kernel), self.launch(kernel)), counter, counted, measured)
+        return counting_tables.cell(
+            counting_tables.Comparison(self.launch(kernel), self.launch(kernel)), counter, counted, measured
+        )
 
     def test_cells(self) -> None:
         self.assertEqual(self.cell("k", "global_load_requests", 10240, 10240), "10 240")
@@ -118,33 +137,59 @@ class Comparison(unittest.TestCase):
         self.assertEqual(self.cell("k", "global_load_requests", 1000, 1030), "**1 000, 1 030** (not explained)")
         self.assertEqual(self.cell("k", "shared_load_wavefronts", 1000, 1030), "**1 000, 1 030** (b)")
         self.assertEqual(self.cell("k", "shared_load_wavefronts", 1000, 2000), "**1 000, 2 000** (not explained)")
-        self.assertEqual(self.cell("k", "shared_load_wavefronts", 1030, 1000), "**1 030, 1 000** (not explained)")  # turns are not lost by fewer
-        self.assertEqual(self.cell("n::layernorm_cached<float>", "global_store_sectors", 1000, 4000), "**1 000, 4 000** (a)")
+        # Turns are not lost by fewer.
+        self.assertEqual(self.cell("k", "shared_load_wavefronts", 1030, 1000), "**1 030, 1 000** (not explained)")
+        self.assertEqual(
+            self.cell("n::layernorm_cached<float>", "global_store_sectors", 1000, 4000), "**1 000, 4 000** (a)"
+        )
 
     def test_a_reason_that_another_launch_shows(self) -> None:
         """`f` and `g` are launched by two variants each; one launch of `f` has what is counted."""
-        def comparison(kernel: str, counted: float, measured: float, shape: int = 8) -> counting.Comparison:
-            return counting.Comparison(*(dataclasses.replace(self.launch(kernel, shared_load_wavefronts=value), cols=shape) for value in (counted, measured)))
+        def comparison(kernel: str, counted: float, measured: float, shape: int = 8) -> counting_tables.Comparison:
+            return counting_tables.Comparison(
+                *(
+                    dataclasses.replace(self.launch(kernel, shared_load_wavefronts=value), cols=shape)
+                    for value in (counted, measured)
+                )
+            )
 
-        found = counting.with_other_launches([comparison("f", 1000, 1240), comparison("f", 1000, 1010), comparison("f", 1000, 1240, 16),
-                                              comparison("g", 1000, 1240), comparison("g", 1000, 1300), comparison("f", 1000, 760)])
-        cells = [counting.cell(c, counter, *values) for c in found for counter, *values in c.pairs() if counter == "shared_load_wavefronts"]
-        self.assertEqual(cells, ["**1 000, 1 240** (e)", "1 000 (+1.0 %)", "**1 000, 1 240** (not explained)",
-                                 "**1 000, 1 240** (not explained)", "**1 000, 1 300** (not explained)", "**1 000, 760** (not explained)"])
+        found = counting_tables.with_other_launches([
+            comparison("f", 1000, 1240), comparison("f", 1000, 1010), comparison("f", 1000, 1240, 16),
+            comparison("g", 1000, 1240), comparison("g", 1000, 1300), comparison("f", 1000, 760),
+        ])
+        cells = [
+            counting_tables.cell(c, counter, *values)
+            for c in found for counter, *values in c.pairs()
+            if counter == "shared_load_wavefronts"
+        ]
+        self.assertEqual(
+            cells,
+            [
+                "**1 000, 1 240** (e)", "1 000 (+1.0 %)", "**1 000, 1 240** (not explained)",
+                "**1 000, 1 240** (not explained)", "**1 000, 1 300** (not explained)",
+                "**1 000, 760** (not explained)",
+            ],
+        )
 
     def test_nothing_is_left_unexplained(self) -> None:
         """Of the launches whose kernels are those that were counted and measured."""
         repository = Repository(ROOT)
         place = Place(repository, ROOT / "docs/counting.md", {}, "h200")
-        left = [f"{c.counted.name}, {counter}: {counted:g} counted, {measured:g} measured"
-                for c in counting.comparisons(place) if not (c.counted.stale or c.measured.stale)
-                for counter, counted, measured in c.pairs()
-                if counting.difference(counted, measured) > counting.CLOSE and not counting.reason_for(c, counter, counted, measured)]
+        left = [
+            f"{c.counted.name}, {counter}: {counted:g} counted, {measured:g} measured"
+            for c in counting_tables.comparisons(place)
+            if not (c.counted.stale or c.measured.stale)
+            for counter, counted, measured in c.pairs()
+            if counting_tables.difference(counted, measured) > counting_tables.CLOSE
+            and not counting_tables.reason_for(c, counter, counted, measured)
+        ]
         self.assertEqual(left, [])
 
     def test_drift_names_the_figure(self) -> None:
-        kernel = {"stage": "01_naive", "variant": "v", "operation": "o", "dtype": "fp32", "rows": 1, "cols": 2, "pixels": 1, "kernel": "k",
-                  "blocks": 1, "threads": 32, "cluster": 1, "global_load_requests": 5}
+        kernel = {
+            "stage": "01_naive", "variant": "v", "operation": "o", "dtype": "fp32", "rows": 1, "cols": 2, "pixels": 1,
+            "kernel": "k", "blocks": 1, "threads": 32, "cluster": 1, "global_load_requests": 5,
+        }
         stages = [{"stage": "01_naive", "source_hash": "a"}]
         committed = {"stages": stages, "kernels": [kernel]}
         current, old = (lambda kernel: False), (lambda kernel: True)

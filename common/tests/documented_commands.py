@@ -4,9 +4,9 @@
     python3 common/tests/documented_commands.py            runs them all, in the order of the pages, each once
     python3 common/tests/documented_commands.py --list     says what would be run, and what is left out and why
 
-A command is a line of a fenced block marked sh in README.md, a writeup, docs/ or a room's README.md. Those that need a GPU
-are run as well: here they must say that there is none, and what can be done instead. What would run this very test again,
-or never ends, is left out.
+A command is a line of a fenced block marked sh in README.md, a writeup, docs/ or a room's README.md. Those that need a
+GPU are run as well: here they must say that there is none, and what can be done instead. What would run this very test
+again, or never ends, is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LEFT_OUT = {
     "cmake --preset gpu": "continuous integration compiles the gpu preset where nvcc is",
     "cmake --build --preset gpu": "likewise",
     "./worklog build --preset gpu": "likewise",
-    "./worklog exercise check": "it ends with 1 until the reader has solved the exercise; continuous integration runs the exercises by themselves",
+    "./worklog exercise check": "it ends with 1 until the reader has solved the exercise; continuous integration "
+    "runs the exercises by themselves",
     "./worklog exercise watch": "it checks whenever a file is saved, until it is stopped",
     "common/tests/sanitize.sh": "it needs compute-sanitizer and a GPU",
     "pip install": "it changes the machine's Python",
@@ -49,7 +50,10 @@ LEFT_OUT = {
     ".ci/run": "it is what runs this",
     "git ": "it changes the checkout",
 }
-NEED_GPU = ("./worklog bench", "./worklog verify", "./worklog compare", "python3 common/report/counters.py", "python3 common/report/verify.py", "python3 common/report/bench.py")
+NEED_GPU = (
+    "./worklog bench", "./worklog verify", "./worklog compare", "python3 common/report/counters.py",
+    "python3 common/report/verify.py", "python3 common/report/bench.py",
+)
 
 
 @dataclass(frozen=True)
@@ -97,20 +101,30 @@ def reason_to_leave_out(command: Command) -> str:
 
 
 def has_gpu() -> bool:
-    return subprocess.run("nvidia-smi -L && command -v nvcc", shell=True, capture_output=True, check=False).returncode == 0
+    done = subprocess.run("nvidia-smi -L && command -v nvcc", shell=True, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def run(command: Command, allowed: tuple[int, ...]) -> bool:
     begun = time.monotonic()
-    # A program may fail on an input as recorded; that is exit code 0. The preset is the one that this machine has built.
-    done = subprocess.run(command.text, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False,
-                          env=os.environ | {"PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"})
+    # A program may fail on an input as recorded; that is exit code 0. The preset is the one that this machine has
+    # built.
+    done = subprocess.run(
+        command.text, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
+        check=False, env=os.environ | {"PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"},
+    )
     good = done.returncode in allowed
-    print(f"{'ok  ' if good else 'FAIL'} {command.place}: {command.text} ({time.monotonic() - begun:.0f} s)", flush=True)
+    took = time.monotonic() - begun
+    print(f"{'ok  ' if good else 'FAIL'} {command.place}: {command.text} ({took:.0f} s)", flush=True)
     if not good:
-        print(f"exit code {done.returncode}, where {' or '.join(map(str, allowed))} was expected\n{done.stdout[-3000:]}", flush=True)
+        print(
+            f"exit code {done.returncode}, where {' or '.join(map(str, allowed))} was expected\n{done.stdout[-3000:]}",
+            flush=True,
+        )
     if good and allowed == (2,) and "no GPU" not in done.stdout and "--preset gpu builds them" not in done.stdout:
-        print(f"FAIL {command.place}: does not say that there is no GPU, or nothing built for one\n{done.stdout[-1000:]}")
+        print(
+            f"FAIL {command.place}: does not say that there is no GPU, or nothing built for one\n{done.stdout[-1000:]}"
+        )
         return False
     return good
 
@@ -127,7 +141,8 @@ def main() -> int:
         if gpu and needs_gpu:
             reason = reason or "it takes long; this machine has a GPU, and can run it by hand"
         if options.list or reason:
-            print(f"{'left out' if reason else 'run     '} {command.place}: {command.text}" + (f" ({reason})" if reason else ""))
+            why = f" ({reason})" if reason else ""
+            print(f"{'left out' if reason else 'run     '} {command.place}: {command.text}{why}")
             continue
         count += 1
         failed += not run(command, (2,) if needs_gpu else (0,))

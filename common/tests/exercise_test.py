@@ -37,11 +37,14 @@ LADDER = [each for each in ALL if not each.is_bug]
 BUGS = [each for each in ALL if each.is_bug]
 
 
-def judge_text(exercise: Exercise, text: str, folder: Path, counts: bool = True, **options: object) -> judging.Judgement:
+def judge_text(
+    exercise: Exercise, text: str, folder: Path, counts: bool = True, **options: object
+) -> judging.Judgement:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SOURCE).write_text(text, encoding="utf-8")
     tools = Toolchain(ROOT, BUILD)
-    return judging.judge(exercise, folder, folder / "work", tools, tools if counts else None, **options)  # type: ignore[arg-type]
+    counter = tools if counts else None
+    return judging.judge(exercise, folder, folder / "work", tools, counter, **options)  # type: ignore[arg-type]
 
 
 def judge_given(exercise: Exercise, folder: Path) -> judging.Judgement:
@@ -67,7 +70,10 @@ class Everything(unittest.TestCase):
     def setUpClass(cls) -> None:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
             given = {each.id: pool.submit(judge_given, each, Path(folder) / "given" / each.id) for each in ALL}
-            solved = {each.id: pool.submit(judge_text, each, each.solution(), Path(folder) / "solved" / each.id) for each in ALL}
+            solved = {
+                each.id: pool.submit(judge_text, each, each.solution(), Path(folder) / "solved" / each.id)
+                for each in ALL
+            }
             cls.given = {name: future.result() for name, future in given.items()}
             cls.solved = {name: future.result() for name, future in solved.items()}
 
@@ -113,14 +119,19 @@ class Everything(unittest.TestCase):
                 self.assertFalse(found.solved)
                 self.assertEqual(found.warnings, "")
                 alike = [problem.text for problem in found.problems if problem.kind == each.reason.problem]
-                self.assertTrue(any(all(re.search(pattern, text) for pattern in each.reason.says) for text in alike), said(found))
+                self.assertTrue(
+                    any(all(re.search(pattern, text) for pattern in each.reason.says) for text in alike), said(found)
+                )
 
 
 class Regions(unittest.TestCase):
     def test_skeleton_and_stage_differ_in_the_tasks_alone(self) -> None:
         for each in LADDER:
             with self.subTest(each.id):
-                self.assertEqual(regions.difference(each.skeleton.read_text(), each.stage_source.read_text(), each.id, each.stage), "")
+                self.assertEqual(
+                    regions.difference(each.skeleton.read_text(), each.stage_source.read_text(), each.id, each.stage),
+                    "",
+                )
 
     def test_a_changed_skeleton_is_found(self) -> None:
         """Each line outside of the tasks is taken out in turn, and each number and word changed."""
@@ -138,18 +149,30 @@ class Regions(unittest.TestCase):
                 if not other and (is_a_whole_declaration(code) or "// namespace" in line):
                     continue  # a skeleton may leave out what it does not need
                 changed += 1
-                self.assertNotEqual(regions.difference(mutated, stage, "skeleton", "stage"), "", f"line {number + 1}: {line}")
+                self.assertNotEqual(
+                    regions.difference(mutated, stage, "skeleton", "stage"), "", f"line {number + 1}: {line}"
+                )
         self.assertGreater(changed, 20)
 
-    STAGE = "namespace n {\nint f(int a) {\n  // [task: t]\n  a = 2;\n  // [/task]\n  return a;\n}\nstruct S {\n  int x;\n};\nint g();\n}\n"
+    STAGE = (
+        "namespace n {\nint f(int a) {\n  // [task: t]\n  a = 2;\n  // [/task]\n  return a;\n}\nstruct S {\n  int x;\n"
+        "};\nint g();\n}\n"
+    )
 
     def test_solutions_are_made_of_the_stage(self) -> None:
-        skeleton = "namespace n {\nint f(int a) {\n  // [task: t] Make it two,\n  // please.\n  a = 0;\n  // [/task]\n  return a;\n}\n}\n"
+        skeleton = (
+            "namespace n {\nint f(int a) {\n  // [task: t] Make it two,\n  // please.\n  a = 0;\n  // [/task]\n  "
+            "return a;\n}\n}\n"
+        )
         self.assertEqual(regions.difference(skeleton, self.STAGE, "skeleton", "stage"), "")
         self.assertEqual(regions.solved(skeleton, self.STAGE, "", ""), skeleton.replace("a = 0", "a = 2"))
 
     def test_what_is_refused(self) -> None:
-        for skeleton, sentence in (("// [task: u]\n// [/task]", "has a task 'u', which stage has not"), ("// [task: t]", "has no \\[/task\\]"), ("// [/task]", "none is open")):
+        for skeleton, sentence in (
+            ("// [task: u]\n// [/task]", "has a task 'u', which stage has not"),
+            ("// [task: t]", "has no \\[/task\\]"),
+            ("// [/task]", "none is open"),
+        ):
             with self.assertRaisesRegex(regions.RegionError, sentence):
                 regions.solved(skeleton, self.STAGE, "skeleton", "stage")
         for skeleton in ("int f(int a) {\n// [task: t]\n// [/task]\nreturn 1;\n}", "int g();\nint f();", "int g();"):
@@ -173,18 +196,28 @@ class Teacher(unittest.TestCase):
         "endless": ("stride /= 2", "stride /= 1"),
         "exit": ("if (p.rows == 0) return;", "std::_Exit(0);"),
         "abort": ("if (p.rows == 0) return;", "std::abort();"),
-        "lazy": ("threadIdx.x < stride) scratch[threadIdx.x] +=", "threadIdx.x + stride < 256) scratch[threadIdx.x] +="),
+        "lazy": (
+            "threadIdx.x < stride) scratch[threadIdx.x] +=",
+            "threadIdx.x + stride < 256) scratch[threadIdx.x] +=",
+        ),
     }
 
     @classmethod
     def setUpClass(cls) -> None:
         solution = cls.EXERCISE.solution()
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool, mock.patch.object(judging, "BLOCK_SECONDS", 1):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ThreadPoolExecutor(2) as pool,
+            mock.patch.object(judging, "BLOCK_SECONDS", 1),
+        ):
             futures = {}
             for name, (old, new) in cls.CHANGES.items():
                 assert old in solution, old
                 text = solution.replace("#pragma once", "#pragma once\n#include <cstdlib>").replace(old, new, 1)
-                futures[name] = pool.submit(judge_text, cls.EXERCISE, text, Path(folder) / name, limits=judging.Limits(cpu_seconds=2, wall_seconds=20))
+                futures[name] = pool.submit(
+                    judge_text, cls.EXERCISE, text, Path(folder) / name,
+                    limits=judging.Limits(cpu_seconds=2, wall_seconds=20),
+                )
             cls.found = {name: future.result() for name, future in futures.items()}
 
     def kinds(self, name: str) -> set[str]:
@@ -241,7 +274,10 @@ class Commands(unittest.TestCase):
         return done.stdout + done.stderr
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-u", str(ROOT / "common/classroom/exercise.py"), "--root", str(self.root), "--build", str(BUILD), *words]
+        return [
+            sys.executable, "-u", str(ROOT / "common/classroom/exercise.py"), "--root", str(self.root), "--build",
+            str(BUILD), *words,
+        ]
 
     def solve(self) -> None:
         self.mine.write_text(Teacher.EXERCISE.solution())
@@ -276,7 +312,9 @@ class Commands(unittest.TestCase):
 
     def test_watch_checks_whenever_the_file_is_saved(self) -> None:
         self.call("start", "02.1")
-        with subprocess.Popen(self.command("watch", "02.1"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(
+            self.command("watch", "02.1"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
             assert process.stdout is not None
             self.addCleanup(process.kill)
 
@@ -297,8 +335,14 @@ class Commands(unittest.TestCase):
 
     def test_ctrl_c_ends_the_program_that_runs(self) -> None:
         self.call("start", "02.1")
-        self.mine.write_text(Teacher.EXERCISE.solution().replace("if (p.rows == 0) return;", "for (volatile int spin = 1; spin; spin = 1) {\n  }"))
-        with subprocess.Popen(self.command("check", "02.1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        self.mine.write_text(
+            Teacher.EXERCISE.solution().replace(
+                "if (p.rows == 0) return;", "for (volatile int spin = 1; spin; spin = 1) {\n  }"
+            )
+        )
+        with subprocess.Popen(
+            self.command("check", "02.1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             self.addCleanup(process.kill)
             program = str(BUILD / "exercises/02.1")
             until = time.monotonic() + 60
@@ -310,9 +354,12 @@ class Commands(unittest.TestCase):
             self.assertFalse(running(program))
 
     def test_requests_that_cannot_be_met(self) -> None:
-        for words, sentence in ((("check", "99"), "there is no exercise '99'; there are: "), (("check",), "check needs an exercise"),
-                                (("dance", "02"), "there is no 'dance'; there are list, start"), (("check", "02.1"), "there is no my/02_shared_reduction/.* yet"),
-                                (("hint", "02.9"), "there is no exercise '02.9'")):
+        for words, sentence in (
+            (("check", "99"), "there is no exercise '99'; there are: "), (("check",), "check needs an exercise"),
+            (("dance", "02"), "there is no 'dance'; there are list, start"),
+            (("check", "02.1"), "there is no my/02_shared_reduction/.* yet"),
+            (("hint", "02.9"), "there is no exercise '02.9'"),
+        ):
             text = self.call(*words, code=2)
             self.assertRegex(text, f"^worklog exercise: {sentence}")
             self.assertEqual(text.count("\n"), 1, text)
@@ -334,9 +381,10 @@ class Speed(unittest.TestCase):
         def times(program: Path, *_: object, **__: object) -> judging.Run:
             seconds = theirs if program.name == "02_shared_reduction" else mine
             # A stage has types that an exercise has not: bf16 moves half the bytes, and is no measure for fp32.
-            dtypes = {"fp32": seconds, "bf16": seconds / 2} if program.name == "02_shared_reduction" else {dtype: seconds}
-            entries = [{"name": f"{program.name}/two_pass/layernorm_forward/{dtype}/65536x1024/cold/iterations:1/manual_time", "median_seconds": taken}
-                       for dtype, taken in dtypes.items()]
+            of_stage = {"fp32": seconds, "bf16": seconds / 2}
+            dtypes = of_stage if program.name == "02_shared_reduction" else {dtype: seconds}
+            case, end = f"{program.name}/two_pass/layernorm_forward", "65536x1024/cold/iterations:1/manual_time"
+            entries = [{"name": f"{case}/{of}/{end}", "median_seconds": taken} for of, taken in dtypes.items()]
             return judging.Run(0, None, False, "", {"benchmarks": entries}, 1.0)
 
         with mock.patch.object(judging, "run", times):
@@ -348,7 +396,10 @@ class Speed(unittest.TestCase):
         self.assertIsNone(problem)
         share, problem = self.share(200e-6, 100e-6)
         self.assertAlmostEqual(share or 0, 0.5)
-        self.assertRegex(problem.text if problem else "", "200 µs, where two_pass of stage 02 takes 100 µs: 50% of its speed, and 90% is wanted")
+        self.assertRegex(
+            problem.text if problem else "",
+            "200 µs, where two_pass of stage 02 takes 100 µs: 50% of its speed, and 90% is wanted",
+        )
 
     def test_only_the_same_work_is_compared(self) -> None:
         share, problem = self.share(100e-6, 95e-6, "fp16")
@@ -363,7 +414,11 @@ class Loading(unittest.TestCase):
             folder = root / "02_x/exercise/1_y"
             folder.mkdir(parents=True)
             data = json.loads((Teacher.EXERCISE.folder / "exercise.json").read_text())
-            for change, sentence in (({"title": 1}, "'title' is missing, or not of its type"), ({"color": "red"}, "unknown keys: color"), ({"reason": {}}, "'reason' belongs")):
+            for change, sentence in (
+                ({"title": 1}, "'title' is missing, or not of its type"),
+                ({"color": "red"}, "unknown keys: color"),
+                ({"reason": {}}, "'reason' belongs"),
+            ):
                 (folder / "exercise.json").write_text(json.dumps(data | change))
                 with self.assertRaisesRegex(ExerciseError, sentence):
                     exercises.all_exercises(root)

@@ -3,10 +3,10 @@
 
     python3 common/tests/grade_test.py BUILD      a configured cpu build, whose target grading_parts is built
 
-One folder of submissions is graded: right in several styles, wrong in the ways that really happen, looping, crashing, and
-attacking the grader in every way that we could think of. Then the attackers once more, without the vetting that refuses
-them by their source: they reach the sandbox, and must gain nothing there. Isolation itself is tested with small scripts,
-as this user and, where this user is root, as an ordinary one.
+One folder of submissions is graded: right in several styles, wrong in the ways that really happen, looping, crashing,
+and attacking the grader in every way that we could think of. Then the attackers once more, without the vetting that
+refuses them by their source: they reach the sandbox, and must gain nothing there. Isolation itself is tested with small
+scripts, as this user and, where this user is root, as an ordinary one.
 """
 
 from __future__ import annotations
@@ -64,21 +64,30 @@ def host(code: str) -> str:
 
 def at_start(code: str, headers: str = "") -> str:
     """Code that runs before main()."""
-    return f"{headers}\n" + changed((END, "inline int at_start() {\n" + code + "\n  return 0;\n}\ninline const int started = at_start();\n" + END))
+    return f"{headers}\n" + changed((
+        END,
+        "inline int at_start() {\n" + code + "\n  return 0;\n}\ninline const int started = at_start();\n" + END,
+    ))
 
 
 # What must come of each: verdicts, one of which it is.
 HONEST = {
     "right": (SOLUTION, {"solved"}),
-    "right_shift": (tree("""  for (unsigned left = blockDim.x >> 1; left != 0; left >>= 1) {
+    "right_shift": (
+        tree("""  for (unsigned left = blockDim.x >> 1; left != 0; left >>= 1) {
     if (threadIdx.x < left) {
       const float mine = scratch[threadIdx.x];
       scratch[threadIdx.x] = mine + scratch[threadIdx.x + left];
     }
     __syncthreads();
   }
-"""), {"solved"}),
-    "right_function": (tree("  fold(scratch, blockDim.x / 2);\n").replace("// The sum of `value`", """__device__ inline void fold(float* time, unsigned half) {
+"""),
+        {"solved"},
+    ),
+    "right_function": (
+        tree("  fold(scratch, blockDim.x / 2);\n").replace(
+            "// The sum of `value`",
+            """__device__ inline void fold(float* time, unsigned half) {
   while (half > 0) {
     if (threadIdx.x < half) time[threadIdx.x] += time[threadIdx.x + half];
     __syncthreads();
@@ -86,78 +95,175 @@ HONEST = {
   }
 }
 
-// The sum of `value`"""), {"solved"}),
-    "right_unrolled": (tree("""#pragma unroll
+// The sum of `value`""",
+        ),
+        {"solved"},
+    ),
+    "right_unrolled": (
+        tree("""#pragma unroll
   for (int step = 7; step >= 0; --step) {
     const unsigned stride = 1u << step;
     if (threadIdx.x < stride) scratch[threadIdx.x] += scratch[threadIdx.x + stride];
     __syncthreads();
   }
-"""), {"solved"}),
-    "right_but_slow": (tree("""  for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {
+"""),
+        {"solved"},
+    ),
+    "right_but_slow": (
+        tree("""  for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {
     if (threadIdx.x % (2 * stride) == 0) scratch[threadIdx.x] += scratch[threadIdx.x + stride];
     __syncthreads();
   }
-"""), {"right"}),
-    "right_by_one_thread": (tree("""  if (threadIdx.x == 0) {
+"""),
+        {"right"},
+    ),
+    "right_by_one_thread": (
+        tree("""  if (threadIdx.x == 0) {
     for (unsigned stride = blockDim.x / 2; stride > 0; stride /= 2) {
       for (unsigned i = 0; i < stride; ++i) scratch[i] += scratch[i + stride];
     }
   }
   __syncthreads();
-"""), {"right"}),
+"""),
+        {"right"},
+    ),
 }
 WRONG = {
     "not_begun": (EXERCISE.skeleton.read_text(encoding="utf-8"), {"not begun"}),
     "missing_barrier": (tree(TREE.replace("__syncthreads();", "")), {"wrong", "partly right", "right"}),
     "no_guard": (tree(TREE.replace("if (threadIdx.x < stride) ", "")), {"wrong", "partly right", "right"}),
     "eps_outside": (changed(("/ p.cols + p.eps)", "/ p.cols) + p.eps")), {"partly right"}),
-    "unbiased": (changed(("1.0f / sqrtf(block_sum(squares, scratch) / p.cols + p.eps)", "1.0f / sqrtf(block_sum(squares, scratch) / (p.cols - 1) + p.eps)")), {"wrong", "partly right"}),
+    "unbiased": (
+        changed((
+            "1.0f / sqrtf(block_sum(squares, scratch) / p.cols + p.eps)",
+            "1.0f / sqrtf(block_sum(squares, scratch) / (p.cols - 1) + p.eps)",
+        )),
+        {"wrong", "partly right"},
+    ),
     "no_beta": (changed((" * rstd * gamma + beta", " * rstd * gamma")), {"wrong", "partly right"}),
-    "writes_past_the_end": (changed(("  if (threadIdx.x == 0) {\n    if (p.mean)", "  if (threadIdx.x == 0) {\n    y[p.cols] = 1.0f;\n    if (p.mean)")), {"wrong", "partly right"}),
-    "changes_x": (changed(("    normalize_row(p, row, mean, rstd);", "    normalize_row(p, row, mean, rstd);\n    const_cast<float*>(x)[0] = 7.0f;")), {"wrong", "partly right"}),
-    "no_semicolon": (changed(("  const float sum = scratch[0];", "  const float sum = scratch[0]")), {"does not compile"}),
-    "undefined": (tree("  add_them_all(scratch);\n").replace("// The sum of `value`", "__device__ void add_them_all(float* scratch);\n\n// The sum of `value`"), {"does not compile"}),
+    "writes_past_the_end": (
+        changed((
+            "  if (threadIdx.x == 0) {\n    if (p.mean)",
+            "  if (threadIdx.x == 0) {\n    y[p.cols] = 1.0f;\n    if (p.mean)",
+        )),
+        {"wrong", "partly right"},
+    ),
+    "changes_x": (
+        changed((
+            "    normalize_row(p, row, mean, rstd);",
+            "    normalize_row(p, row, mean, rstd);\n    const_cast<float*>(x)[0] = 7.0f;",
+        )),
+        {"wrong", "partly right"},
+    ),
+    "no_semicolon": (
+        changed(("  const float sum = scratch[0];", "  const float sum = scratch[0]")),
+        {"does not compile"},
+    ),
+    "undefined": (
+        tree("  add_them_all(scratch);\n").replace(
+            "// The sum of `value`", "__device__ void add_them_all(float* scratch);\n\n// The sum of `value`"
+        ),
+        {"does not compile"},
+    ),
     "empty": ("", {"refused", "does not compile"}),
 }
 LOOPS_AND_CRASHES = {
     "loops_on_host": (host("  volatile int i = 0;\n  while (i == 0) {\n  }"), {"does not end"}),
-    "loops_in_kernel": (tree("  volatile float* forever = scratch;\n  while (forever[0] == forever[0]) {\n    forever[0] = 1.0f;\n  }\n"), {"does not end", "wrong"}),
+    "loops_in_kernel": (
+        tree(
+            "  volatile float* forever = scratch;\n  while (forever[0] == forever[0]) {\n    forever[0] = 1.0f;\n  }\n"
+        ),
+        {"does not end", "wrong"},
+    ),
     "waits_for_ever": (tree("  if (threadIdx.x < 7) __syncthreads();\n"), {"wrong", "does not end"}),
     "crashes_on_host": (host("  *static_cast<volatile int*>(nullptr) = 1;"), {"crashed"}),
     "crashes_in_kernel": (tree("  reinterpret_cast<volatile float*>(8)[threadIdx.x] = 1.0f;\n"), {"wrong"}),
     "throws": (host("  throw 1;"), {"crashed", "ended early", "wrong"}),
-    "takes_all_memory": (host("  for (int i = 0; i < 1 << 20; ++i) {\n    char* more = new char[1 << 24];\n    for (int j = 0; j < 1 << 24; j += 64) more[j] = 1;\n  }"),
-                         {"stopped", "crashed", "ended early", "wrong"}),
-    "computes_on_the_host": (changed((LAUNCHER, """  for (int64_t row = 0; row < p.rows; ++row) {
+    "takes_all_memory": (
+        host(
+            "  for (int i = 0; i < 1 << 20; ++i) {\n    char* more = new char[1 << 24];\n    for (int j = 0; j < 1 << "
+            "24; j += 64) more[j] = 1;\n  }"
+        ),
+        {"stopped", "crashed", "ended early", "wrong"},
+    ),
+    "computes_on_the_host": (
+        changed((
+            LAUNCHER,
+            """  for (int64_t row = 0; row < p.rows; ++row) {
     float sum = 0.0f;
     for (int64_t col = 0; col < p.cols; ++col) sum += p.x[row * p.x_stride + col];
     p.mean[row] = sum / p.cols;
   }
-""" + LAUNCHER)), {"not by a kernel"}),
-    "template_bomb": (changed((END, "template <int depth, int number>\nstruct Bomb {\n  using Left = typename Bomb<depth - 1, 2 * number>::Left;\n"
-                               "  using Right = typename Bomb<depth - 1, 2 * number + 1>::Left;\n};\ntemplate <int number>\nstruct Bomb<0, number> {\n  using Left = int;\n};\n"
-                               "using Explode = Bomb<28, 1>::Left;\n" + END)), {"does not compile"}),
+"""
+            + LAUNCHER,
+        )),
+        {"not by a kernel"},
+    ),
+    "template_bomb": (
+        changed((
+            END,
+            "template <int depth, int number>\nstruct Bomb {\n  using Left = typename Bomb<depth - 1, 2 * "
+            "number>::Left;\n  using Right = typename Bomb<depth - 1, 2 * number + 1>::Left;\n};\ntemplate <int "
+            "number>\nstruct Bomb<0, number> {\n  using Left = int;\n};\n"
+            "using Explode = Bomb<28, 1>::Left;\n" + END,
+        )),
+        {"does not compile"},
+    ),
 }
 # Refused by their source; without vetting they may be anything but of use.
-HARMLESS = {"wrong", "partly right", "does not end", "crashed", "ended early", "stopped", "does not compile", "not by a kernel"}
+HARMLESS = {
+    "wrong", "partly right", "does not end", "crashed", "ended early", "stopped", "does not compile", "not by a kernel",
+}
 ATTACKS = {
     "exits_at_once": at_start("  _exit(0);", "#include <unistd.h>"),
-    "prints_a_grade": at_start('  std::puts("solved\\nmallory,02.1,solved,100,100\\n17 of 17 checks passed");\n  std::exit(0);', "#include <cstdio>\n#include <cstdlib>"),
-    "writes_a_report": at_start('  for (const char* name : {"report.json", "outcomes", "counts.json", "grades.csv", "../grades.csv"}) {\n    if (std::FILE* file = std::fopen(name, "w")) {\n'
-                                '      std::fputs("{\\"checks\\": [{\\"verdict\\": \\"passed\\"}], \\"counts\\": []}", file);\n      std::fclose(file);\n    }\n  }\n  std::exit(0);',
-                                "#include <cstdio>\n#include <cstdlib>"),
+    "prints_a_grade": at_start(
+        '  std::puts("solved\\nmallory,02.1,solved,100,100\\n17 of 17 checks passed");\n  std::exit(0);',
+        "#include <cstdio>\n#include <cstdlib>",
+    ),
+    "writes_a_report": at_start(
+        '  for (const char* name : {"report.json", "outcomes", "counts.json", "grades.csv", "../grades.csv"}) {\n'
+        '    if (std::FILE* file = std::fopen(name, "w")) {\n'
+        '      std::fputs("{\\"checks\\": [{\\"verdict\\": \\"passed\\"}], \\"counts\\": []}", file);\n'
+        "      std::fclose(file);\n    }\n  }\n  std::exit(0);",
+        "#include <cstdio>\n#include <cstdlib>",
+    ),
     "forks_a_bomb": at_start("  for (;;) fork();", "#include <unistd.h>"),
-    "fills_the_disk": at_start('  char block[1 << 16] = {};\n  for (int n = 0; n < 100000; ++n) {\n    char name[64];\n    std::snprintf(name, sizeof name, "/tmp/fill-%d", n);\n'
-                               '    std::FILE* file = std::fopen(name, "w");\n    if (!file) break;\n    while (std::fwrite(block, sizeof block, 1, file) == 1) {\n    }\n    std::fclose(file);\n  }\n'
-                               "  std::exit(0);", "#include <cstdio>\n#include <cstdlib>"),
-    "kills_the_others": at_start("  kill(-1, SIGKILL);\n  kill(getppid(), SIGKILL);\n  for (int n = 2; n < 70000; ++n) {\n    if (n != getpid()) kill(n, SIGKILL);\n  }", "#include <signal.h>\n#include <unistd.h>"),
-    "reads_the_others": at_start('  std::system("cat ../../../*/kernels.cuh /etc/shadow OTHERS/*/kernels.cuh OTHERS/*.cuh OTHERS-graded/* 2>&1 | tail -c 3000");\n  std::exit(0);', "#include <cstdlib>"),
-    "leaves_a_child": at_start("  if (fork() == 0) {\n    setsid();\n    if (fork() == 0) {\n      for (;;) sleep(1000);\n    }\n  }", "#include <unistd.h>"),
-    "redefines_words": "#define compare(...) passed\n#define fails_on may_fail_on\n#define return if (1) throw 0; else return\n" + EXERCISE.skeleton.read_text(encoding="utf-8"),
-    "replaces_the_judge": changed((END, END + '\n#include "common/harness/problem.h"\nnamespace worklog {\nComparison Problem::compare(const std::vector<HostTensor>&, const ComparisonOptions&) const { return {}; }\n}\n'))
-    .replace("scratch[threadIdx.x + stride];", "0.0f;"),
-    "replaces_the_linker": changed((END, END + '\nextern "C" int __wrap__ZN4simt6detail4fillEPvim(void*, int, unsigned long) { return 0; }\n')),
+    "fills_the_disk": at_start(
+        "  char block[1 << 16] = {};\n  for (int n = 0; n < 100000; ++n) {\n    char name[64];\n"
+        '    std::snprintf(name, sizeof name, "/tmp/fill-%d", n);\n'
+        '    std::FILE* file = std::fopen(name, "w");\n    if (!file) break;\n'
+        "    while (std::fwrite(block, sizeof block, 1, file) == 1) {\n    }\n    std::fclose(file);\n  }\n"
+        "  std::exit(0);",
+        "#include <cstdio>\n#include <cstdlib>",
+    ),
+    "kills_the_others": at_start(
+        "  kill(-1, SIGKILL);\n  kill(getppid(), SIGKILL);\n  for (int n = 2; n < 70000; ++n) {\n"
+        "    if (n != getpid()) kill(n, SIGKILL);\n  }",
+        "#include <signal.h>\n#include <unistd.h>",
+    ),
+    "reads_the_others": at_start(
+        '  std::system("cat ../../../*/kernels.cuh /etc/shadow OTHERS/*/kernels.cuh OTHERS/*.cuh OTHERS-graded/* 2>&1 '
+        '| tail -c 3000");\n  std::exit(0);',
+        "#include <cstdlib>",
+    ),
+    "leaves_a_child": at_start(
+        "  if (fork() == 0) {\n    setsid();\n    if (fork() == 0) {\n      for (;;) sleep(1000);\n    }\n  }",
+        "#include <unistd.h>",
+    ),
+    "redefines_words": "#define compare(...) passed\n#define fails_on may_fail_on\n"
+    "#define return if (1) throw 0; else return\n"
+    + EXERCISE.skeleton.read_text(encoding="utf-8"),
+    "replaces_the_judge": changed((
+        END,
+        END
+        + '\n#include "common/harness/problem.h"\nnamespace worklog {\n'
+        "Comparison Problem::compare(const std::vector<HostTensor>&, const ComparisonOptions&) const { return {}; }\n"
+        "}\n",
+    )).replace("scratch[threadIdx.x + stride];", "0.0f;"),
+    "replaces_the_linker": changed((
+        END,
+        END + '\nextern "C" int __wrap__ZN4simt6detail4fillEPvim(void*, int, unsigned long) { return 0; }\n',
+    )),
     "assembles": changed((END, 'asm(".globl worklog_passed\\nworklog_passed: .incbin \\"/etc/shadow\\"");\n' + END)),
     "includes_zero": '#include "/dev/zero"\n' + SOLUTION,
     "includes_another": '#include "../other/kernels.cuh"\n' + EXERCISE.skeleton.read_text(encoding="utf-8"),
@@ -168,7 +274,9 @@ FILES = {"is_a_link": {"refused"}, "is_a_pipe": {"refused"}, "is_binary": {"refu
 
 
 def expected() -> dict[str, set[str]]:
-    all_of_them = {name: verdicts for group in (HONEST, WRONG, LOOPS_AND_CRASHES) for name, (_, verdicts) in group.items()}
+    all_of_them = {
+        name: verdicts for group in (HONEST, WRONG, LOOPS_AND_CRASHES) for name, (_, verdicts) in group.items()
+    }
     return all_of_them | {name: {"refused"} for name in ATTACKS} | FILES
 
 
@@ -184,7 +292,9 @@ def write_class(folder: Path) -> None:
             write(folder, name, text)
     for name, text in ATTACKS.items():
         write(folder, name, text)
-    (folder / "right" / EXERCISE.mine.relative_to(ROOT / "my")).write_text(SOLUTION + f"// {SECRET}\n", encoding="utf-8")
+    (folder / "right" / EXERCISE.mine.relative_to(ROOT / "my")).write_text(
+        SOLUTION + f"// {SECRET}\n", encoding="utf-8"
+    )
     for name in FILES:
         path = folder / name / "my" / EXERCISE.mine.relative_to(ROOT / "my")
         path.parent.mkdir(parents=True)
@@ -197,7 +307,10 @@ def write_class(folder: Path) -> None:
 
 
 def run_grade(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(GRADE), *map(str, words), "--build", str(BUILD), "--exercise", EXERCISE.id, "--timeout", "8", "--memory", "1024"]
+    command = [
+        sys.executable, str(GRADE), *map(str, words), "--build", str(BUILD), "--exercise", EXERCISE.id, "--timeout",
+        "8", "--memory", "1024",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
@@ -242,7 +355,10 @@ class WholeClass(unittest.TestCase):
         for name, verdicts in expected().items():
             with self.subTest(name):
                 row = self.rows[name]
-                self.assertIn(row["verdict"], verdicts, f"{row['reason']}\n{(self.out / f'{name}.md').read_text(encoding='utf-8')}")
+                self.assertIn(
+                    row["verdict"], verdicts,
+                    f"{row['reason']}\n{(self.out / f'{name}.md').read_text(encoding='utf-8')}",
+                )
 
     def test_points_follow_the_rubric(self) -> None:
         for name, row in self.rows.items():
@@ -258,14 +374,21 @@ class WholeClass(unittest.TestCase):
                     self.assertLess(points, 100)
                 else:
                     self.assertLess(points, 60)
-        for name in (*ATTACKS, *FILES, "not_begun", "computes_on_the_host", "template_bomb", "no_semicolon", "loops_on_host"):
+        for name in (
+            *ATTACKS, *FILES, "not_begun", "computes_on_the_host", "template_bomb", "no_semicolon", "loops_on_host",
+        ):
             self.assertEqual(self.rows[name]["points"], "0", name)
 
     def test_reasons_say_what_is_wrong(self) -> None:
-        for name, words in {"missing_barrier": "kernels.cuh:19", "writes_past_the_end": "outside its bounds", "changes_x": "input x was changed", "no_semicolon": "kernels.cuh:",
-                            "undefined": "add_them_all", "loops_on_host": "had not ended after", "crashes_on_host": "SIGSEGV", "computes_on_the_host": "host code has read",
-                            "crashes_in_kernel": "null pointer", "no_guard": "race", "waits_for_ever": "barrier", "right_but_slow": "goal", "forks_a_bomb": "unistd", "redefines_words": "#define",
-                            "is_a_link": "cannot be read", "exits_at_once": "unistd", "is_huge": "more than", "is_binary": "UTF-8"}.items():
+        for name, words in {
+            "missing_barrier": "kernels.cuh:19", "writes_past_the_end": "outside its bounds",
+            "changes_x": "input x was changed", "no_semicolon": "kernels.cuh:", "undefined": "add_them_all",
+            "loops_on_host": "had not ended after", "crashes_on_host": "SIGSEGV",
+            "computes_on_the_host": "host code has read", "crashes_in_kernel": "null pointer", "no_guard": "race",
+            "waits_for_ever": "barrier", "right_but_slow": "goal", "forks_a_bomb": "unistd",
+            "redefines_words": "#define", "is_a_link": "cannot be read", "exits_at_once": "unistd",
+            "is_huge": "more than", "is_binary": "UTF-8",
+        }.items():
             with self.subTest(name):
                 report = (self.out / f"{name}.md").read_text(encoding="utf-8")
                 self.assertRegex(report.lower().replace("missed:", "goal"), words.lower())
@@ -286,7 +409,10 @@ class WholeClass(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("have their grade from before", done.stdout)
         again = rows_of(self.out)
-        self.assertEqual({name: row["verdict"] for name, row in again.items()}, {name: row["verdict"] for name, row in self.rows.items()})
+        self.assertEqual(
+            {name: row["verdict"] for name, row in again.items()},
+            {name: row["verdict"] for name, row in self.rows.items()},
+        )
         self.assertLess(time.monotonic() - begun, 60)
 
 
@@ -309,7 +435,9 @@ class WithoutVetting(unittest.TestCase):
                 with self.subTest(name):
                     # What hits nobody changes no result: signals to processes that are not there, a child that is left
                     # behind, a symbol that nobody uses.
-                    harmless = HARMLESS | ({"solved", "right"} if name in ("kills_the_others", "leaves_a_child", "assembles") else set())
+                    harmless = HARMLESS | (
+                        {"solved", "right"} if name in ("kills_the_others", "leaves_a_child", "assembles") else set()
+                    )
                     self.assertIn(rows[name]["verdict"], harmless, rows[name]["reason"])
                     if not harmless & {"solved"}:
                         self.assertLess(float(rows[name]["points"]), 60)
@@ -325,7 +453,9 @@ class WithoutVetting(unittest.TestCase):
     def test_with_limits_alone(self) -> None:
         if os.geteuid() != 0:
             self.skipTest("with limits alone, and one user id for all, programs can end each other")
-        self.grade_attackers(["kills_the_others", "forks_a_bomb", "leaves_a_child", "reads_the_others"], "--isolation", "limits")
+        self.grade_attackers(
+            ["kills_the_others", "forks_a_bomb", "leaves_a_child", "reads_the_others"], "--isolation", "limits"
+        )
 
 
 class Stopped(unittest.TestCase):
@@ -334,8 +464,13 @@ class Stopped(unittest.TestCase):
             folder = Path(temporary) / "class"
             write(folder, "a_begun", EXERCISE.skeleton.read_text(encoding="utf-8"))
             write(folder, "b_loops", LOOPS_AND_CRASHES["loops_on_host"][0])
-            command = [sys.executable, str(GRADE), str(folder), "--build", str(BUILD), "--exercise", EXERCISE.id, "--timeout", "300", "--jobs", "2"]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            command = [
+                sys.executable, str(GRADE), str(folder), "--build", str(BUILD), "--exercise", EXERCISE.id, "--timeout",
+                "300", "--jobs", "2",
+            ]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
             out = folder.with_name("class-graded")
             result = out / "results/a_begun" / f"{EXERCISE.id}.json"
             for _ in range(1200):
@@ -352,7 +487,9 @@ class Stopped(unittest.TestCase):
             self.assertEqual(leftover, [])
             write_again = folder / "b_loops" / EXERCISE.mine.relative_to(ROOT / "my")
             write_again.write_text("", encoding="utf-8")
-            done = subprocess.run([*command[:-4], "--timeout", "300"], capture_output=True, text=True, timeout=300, check=False)
+            done = subprocess.run(
+                [*command[:-4], "--timeout", "300"], capture_output=True, text=True, timeout=300, check=False
+            )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("1 have their grade from before", done.stdout)
             self.assertEqual({row["student"]: row["verdict"] for row in rows_of(out).values()}["a_begun"], "not begun")
@@ -360,7 +497,10 @@ class Stopped(unittest.TestCase):
     def test_requests_that_cannot_be_met(self) -> None:
         with tempfile.TemporaryDirectory() as empty:
             for words in ([empty], [f"{empty}/nothing"], [empty, "--exercise", "99.9"], [empty, "--jobs", "0"]):
-                done = subprocess.run([sys.executable, str(GRADE), *words, "--build", str(BUILD)], capture_output=True, text=True, timeout=120, check=False)
+                done = subprocess.run(
+                    [sys.executable, str(GRADE), *words, "--build", str(BUILD)], capture_output=True, text=True,
+                    timeout=120, check=False,
+                )
                 self.assertEqual(done.returncode, 2, f"{words}: {done.stdout}{done.stderr}")
 
 
@@ -398,29 +538,44 @@ class VettingRules(unittest.TestCase):
 
     def test_tricks_are_refused(self) -> None:
         inside = [
-            "inline void f() { ::system(\"ls\"); }", "inline void f() { auto g = &system; }", "inline int f() { return fork(); }", "inline void f() { asm(\"nop\"); }",
-            "__attribute__((constructor)) inline void f() {}", "[[gnu::constructor]] inline void f() {}", "inline void f() { std::ofstream file; }", "using namespace std;",
-            "extern int other;", "inline void f() { worklog::launch_observer = nullptr; }", "inline void f() { simt::start_counting(); }", "template <> struct Binding<int> {};",
-            "inline void f() { __builtin_trap(); }", "_Pragma(\"GCC poison x\")", "inline void f() { (void)sizeof(std::system(\"x\")); }", "namespace w = worklog;",
-            "inline void f() { cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToHost); }", "inline const char* f() { return R\"(x)\"; }", "inline int \\\n f();",
-            "int a = 1'0; inline void f() { exit(0); } int b = 1'0;", "inline void f() { return ::exit(0); }", "%:define x y", "/* */ # define x y\n", "inline const char* f() { return __FILE__; }",
+            "inline void f() { ::system(\"ls\"); }", "inline void f() { auto g = &system; }",
+            "inline int f() { return fork(); }", "inline void f() { asm(\"nop\"); }",
+            "__attribute__((constructor)) inline void f() {}", "[[gnu::constructor]] inline void f() {}",
+            "inline void f() { std::ofstream file; }", "using namespace std;", "extern int other;",
+            "inline void f() { worklog::launch_observer = nullptr; }", "inline void f() { simt::start_counting(); }",
+            "template <> struct Binding<int> {};", "inline void f() { __builtin_trap(); }", "_Pragma(\"GCC poison x\")",
+            "inline void f() { (void)sizeof(std::system(\"x\")); }", "namespace w = worklog;",
+            "inline void f() { cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToHost); }",
+            "inline const char* f() { return R\"(x)\"; }", "inline int \\\n f();",
+            "int a = 1'0; inline void f() { exit(0); } int b = 1'0;", "inline void f() { return ::exit(0); }",
+            "%:define x y", "/* */ # define x y\n", "inline const char* f() { return __FILE__; }",
         ]
         for code in inside:
             with self.subTest(code):
                 self.assertNotEqual(self.vetting.reasons(changed((END, code + "\n" + END)).encode()), [])
-        for code in ("int at_the_top;", "namespace worklog { }", "namespace std { }", 'extern "C" void exit(int);', "#define x", "#if 1\n#endif", "#include <fstream>", "import std;"):
+        for code in (
+            "int at_the_top;", "namespace worklog { }", "namespace std { }", 'extern "C" void exit(int);', "#define x",
+            "#if 1\n#endif", "#include <fstream>", "import std;",
+        ):
             with self.subTest(code):
                 self.assertNotEqual(self.vetting.reasons((SOLUTION + code + "\n").encode()), [])
 
     def test_what_a_program_counts_must_be_possible(self) -> None:
         memory = [{"name": "x", "bytes": 64, "bytes_read": 64}]
         self.assertEqual(grade.made_elsewhere([{"not_written": 0, "kernels": [{"memory": memory}]}]), "")
-        self.assertIn("no kernel has written 4", grade.made_elsewhere([{"not_written": 4, "kernels": [{"memory": memory}]}]))
+        self.assertIn(
+            "no kernel has written 4", grade.made_elsewhere([{"not_written": 4, "kernels": [{"memory": memory}]}])
+        )
         self.assertIn("no kernel was launched", grade.made_elsewhere([{"not_written": 0, "kernels": []}]))
-        self.assertIn("have read only 50% of x", grade.made_elsewhere([{"not_written": 0, "kernels": [{"memory": [memory[0] | {"bytes_read": 32}]}]}]))
+        self.assertIn(
+            "have read only 50% of x",
+            grade.made_elsewhere([{"not_written": 0, "kernels": [{"memory": [memory[0] | {"bytes_read": 32}]}]}]),
+        )
 
     def test_speed_on_a_gpu_gives_points(self) -> None:
-        self.assertEqual([grade.bonus_of(share, 0.8) for share in (None, 0.2, 0.4, 0.6, 0.8, 1.2)], [0, 0, 0, 5, 10, 10])
+        self.assertEqual(
+            [grade.bonus_of(share, 0.8) for share in (None, 0.2, 0.4, 0.6, 0.8, 1.2)], [0, 0, 0, 5, 10, 10]
+        )
 
     def test_cells_are_no_formulas(self) -> None:
         self.assertEqual(grade.cell("=SUM(A1)\n,x"), "'=SUM(A1) ,x")
@@ -454,31 +609,42 @@ sealed = sandbox.way.has_namespaces
 done = go("echo hello; exit 3"); check("exit code", done.code == 3 and done.output == "hello\\n", done)
 done = go("kill -SEGV $$"); check("signal", done.signal == 11, done)
 done = go("while :; do :; done"); check("cpu limit", done.timed_out and done.seconds < 40, done)
-done = go("sleep 100", Limits(3, 3, 256 * MEBIBYTE)); check("wall limit", done.timed_out and done.seconds < 20, done)
+done = go("sleep 100", Limits(3, 3, 256 * MEBIBYTE))
+check("wall limit", done.timed_out and done.seconds < 20, done)
 done = go("yes"); check("output", done.stopped_for == "output" or done.signal == 25, done)
-done = go("dd if=/dev/zero of=big bs=1M count=100 2>&1; ls -l big"); check("file size", (folder / "box/big").stat().st_size <= 8 * MEBIBYTE, done)
-done = go("python3 -c 'x = bytearray(400 << 20); print(len(x))'"); check("memory", str(400 << 20) not in done.output, done)
+done = go("dd if=/dev/zero of=big bs=1M count=100 2>&1; ls -l big")
+check("file size", (folder / "box/big").stat().st_size <= 8 * MEBIBYTE, done)
+done = go("python3 -c 'x = bytearray(400 << 20); print(len(x))'")
+check("memory", str(400 << 20) not in done.output, done)
 done = go("f() {{ f | f & }}; f; sleep 1"); time.sleep(0.3)
 left = running(b"f | f")
 check("fork bomb", not left, left)
-done = go("setsid sh -c 'setsid sleep 7654 &' & sleep 0.5"); left = running(b"7654"); check("nothing is left", not left, left)
+done = go("setsid sh -c 'setsid sleep 7654 &' & sleep 0.5"); left = running(b"7654")
+check("nothing is left", not left, left)
 if sealed or os.geteuid() == 0:
-    done = go("cat " + str(secret) + "; cat /etc/shadow"); check("secrets", "confidential" not in done.output and "root:" not in done.output, done)
+    done = go("cat " + str(secret) + "; cat /etc/shadow")
+    check("secrets", "confidential" not in done.output and "root:" not in done.output, done)
     bystander = os.fork()
     if bystander == 0:
         time.sleep(60); os._exit(0)
-    done = go("kill -9 -1; kill -9 " + str(bystander) + "; kill -9 " + str(os.getpid())); check("kill", os.waitpid(bystander, os.WNOHANG)[0] == 0, done)
+    done = go("kill -9 -1; kill -9 " + str(bystander) + "; kill -9 " + str(os.getpid()))
+    check("kill", os.waitpid(bystander, os.WNOHANG)[0] == 0, done)
     os.kill(bystander, 9); os.waitpid(bystander, 0)
     # Starts itself again and ends, thousands of times without a pause: one look at the processes misses it easily.
     (folder / "box/hop").write_text("[ $1 -lt 3000 ] || exit; sh hop $(($1 + 1)) &")
     for turn in range(50):
-        done = go("setsid sh hop 1 & sleep 0.02", Limits(3, 40, 256 * MEBIBYTE, processes=4000)); left = [pid for look in range(10) for pid in running(b"sh\\0hop")]
+        done = go("setsid sh hop 1 & sleep 0.02", Limits(3, 40, 256 * MEBIBYTE, processes=4000))
+        left = [pid for look in range(10) for pid in running(b"sh\\0hop")]
         if left:
             break
     check("nothing hops on", not left, left)
 if sealed:
-    done = go("python3 -c \\"import socket; socket.create_connection(('127.0.0.1', 22), 1)\\" 2>&1; ls /proc | grep -c '^[0-9]'"); check("processes unseen", int(done.output.split()[-1]) < 8, done)
-    done = go("i=0; while [ $i -lt 9 ]; do dd if=/dev/zero of=/tmp/$i bs=1M count=4 2>/dev/null || echo full; i=$((i+1)); done"); check("temporary files", "full" in done.output, done)
+    connect = "import socket; socket.create_connection(('127.0.0.1', 22), 1)"
+    done = go(f"python3 -c \\"{{connect}}\\" 2>&1; ls /proc | grep -c '^[0-9]'")
+    check("processes unseen", int(done.output.split()[-1]) < 8, done)
+    fill = "dd if=/dev/zero of=/tmp/$i bs=1M count=4 2>/dev/null || echo full"
+    done = go("i=0; while [ $i -lt 9 ]; do " + fill + "; i=$((i+1)); done")
+    check("temporary files", "full" in done.output, done)
     done = go("touch /usr/x /x /etc/x 2>&1 && echo wrote"); check("read only", "wrote" not in done.output, done)
 print(sandbox.way.name, sandbox.way.as_root)
 """
@@ -489,7 +655,10 @@ class Isolation(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             os.chmod(folder, 0o777)
             script = SCRIPTS.format(classroom=str(ROOT / "common/classroom"), folder=folder)
-            done = subprocess.run([*prefix, sys.executable, "-c", script, wanted], capture_output=True, text=True, timeout=180, cwd="/", check=False)
+            done = subprocess.run(
+                [*prefix, sys.executable, "-c", script, wanted], capture_output=True, text=True, timeout=180, cwd="/",
+                check=False,
+            )
         if "bubblewrap cannot be used here" in done.stderr:
             self.skipTest("bubblewrap cannot be used here")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -507,9 +676,11 @@ class Isolation(unittest.TestCase):
     def test_as_an_ordinary_user(self) -> None:
         if os.geteuid() != 0:
             self.skipTest("this is one")
-        if not os.access(ROOT, os.X_OK) or subprocess.run(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "test", "-r", str(GRADE)], check=False).returncode != 0:
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        can_read = [*as_nobody, "test", "-r", str(GRADE)]
+        if not os.access(ROOT, os.X_OK) or subprocess.run(can_read, check=False).returncode != 0:
             self.skipTest("an ordinary user cannot read this checkout")
-        self.both(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"])
+        self.both(as_nobody)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The library installed into a folder, and found there by CMake, by pkg-config, and by a compiler.
 
-Arguments: the build folder, cmake, the C compiler, and whether it was built with sanitizers ("ON"), which a program that
-uses the library would need as well.
+Arguments: the build folder, cmake, the C compiler, and whether it was built with sanitizers ("ON"), which a program
+that uses the library would need as well.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+        text=True, check=False,
     )
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}")
@@ -77,7 +76,10 @@ class Installed(unittest.TestCase):
 
     def test_cmake_finds_it(self) -> None:
         build = self.folder / "by_cmake"
-        run(CMAKE, "-S", self.folder, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_C_COMPILER={C_COMPILER}")
+        run(
+            CMAKE, "-S", self.folder, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            f"-DCMAKE_C_COMPILER={C_COMPILER}",
+        )
         run(CMAKE, "--build", build)
         self.expect_runs(build / "user")
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The notebook, the dev container and the teaching page: are they well formed, do the notebook's cells do what they say, and
-does the page agree with the exercises and the grader?
+"""The notebook, the dev container and the teaching page: are they well formed, do the notebook's cells do what they
+say, and does the page agree with the exercises and the grader?
 
     python3 common/tests/notebook_test.py [BUILD]
 
-The cells run as they are, in order, in a process of their own, as on a machine without a GPU: those that install and build
-are told of a machine where all is there. With WORKLOG_WHOLE_NOTEBOOK=1 nothing is left out, and it takes minutes.
+The cells run as they are, in order, in a process of their own, as on a machine without a GPU: those that install and
+build are told of a machine where all is there. With WORKLOG_WHOLE_NOTEBOOK=1 nothing is left out, and it takes minutes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,16 @@ def source(name: str) -> str:
     return next("".join(cell["source"]) for cell in cells() if cell["id"] == name)  # type: ignore[arg-type]
 
 
-def run_cells(names: list[str], folder: Path, before: str = "", path: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_cells(
+    names: list[str], folder: Path, before: str = "", path: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """The cells one after the other; `before` runs ahead of the third, when sh() is there."""
     parts = [source("where"), source("clone"), before, *(source(name) for name in names)]
     environment = os.environ | ({"PATH": path} if path else {})
-    return subprocess.run([sys.executable, "-c", "\n".join(parts)], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(parts)], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=1800, check=False,
+    )
 
 
 class Notebook(unittest.TestCase):
@@ -84,11 +89,18 @@ class Notebook(unittest.TestCase):
             (origin / "01_naive").mkdir(parents=True)
             (origin / "01_naive/main.cu").write_text("")
             shutil.copy(ROOT / "worklog", origin)
-            for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "all"]):
+            for command in (
+                ["init", "-q"], ["add", "."],
+                ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "all"],
+            ):
                 subprocess.run(["git", *command], cwd=origin, check=True)
-            script = source("where").replace('REPOSITORY = ""', f'REPOSITORY = "file://{origin}"') + "\n" + source("clone")
+            script = (
+                source("where").replace('REPOSITORY = ""', f'REPOSITORY = "file://{origin}"') + "\n" + source("clone")
+            )
             for _ in range(2):  # the second time it is there
-                done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+                done = subprocess.run(
+                    [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+                )
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(str(Path(folder).resolve() / "norm-worklog"), done.stdout)
 
@@ -134,7 +146,10 @@ class DevContainer(unittest.TestCase):
     def test_it_installs_what_the_script_asks_for(self) -> None:
         command = re.search(r"\$\((sed [^\n]*)\)", (ROOT / ".devcontainer/Dockerfile").read_text(encoding="utf-8"))
         assert command
-        found = subprocess.run(command[1].replace("/tmp/worklog", str(ROOT / "worklog")), shell=True, capture_output=True, text=True, check=True).stdout.split()
+        found = subprocess.run(
+            command[1].replace("/tmp/worklog", str(ROOT / "worklog")), shell=True, capture_output=True, text=True,
+            check=True,
+        ).stdout.split()
         self.assertGreater(len(found), 8)
         self.assertIn("cmake", found)
         self.assertTrue(all(re.fullmatch(r"[a-z0-9+.-]+", name) for name in found), found)
@@ -154,7 +169,10 @@ class TeachingPage(unittest.TestCase):
                     self.assertEqual(total, int(said))
 
     def test_the_rubric_is_the_graders(self) -> None:
-        rows = [int(points) for points in re.findall(r"^\| (\d+)(?: more)? \| [a-z ]+ \| .* \|$", self.page, flags=re.MULTILINE)[-4:]]
+        rows = [
+            int(points)
+            for points in re.findall(r"^\| (\d+)(?: more)? \| [a-z ]+ \| .* \|$", self.page, flags=re.MULTILINE)[-4:]
+        ]
         self.assertEqual(rows, [*grade.POINTS.values(), grade.BONUS])
         for verdict in ("solved", "right"):
             self.assertIn(verdict, grade.MEANINGS)

@@ -28,7 +28,11 @@ class Committed(unittest.TestCase):
         self.assertEqual(origins.problems(ROOT, origins.history_of(ROOT)), [])
 
     def test_every_marker_of_every_page_leads_to_a_commit(self) -> None:
-        keys = {key for page in documents(ROOT) for match in KEY.finditer(page.read_text(encoding="utf-8")) for key in match.groups() if key}
+        keys = {
+            key for page in documents(ROOT) for match in KEY.finditer(page.read_text(encoding="utf-8"))
+            for key in match.groups()
+            if key
+        }
         self.assertGreater(len(keys), 100)
         for key in sorted(keys):
             self.assertRegex(origins.origin_of(ROOT, key, "h200")[1].commit, r"^[0-9a-f]{10,40}$", key)
@@ -50,10 +54,16 @@ class Files(unittest.TestCase):
 
     def test_results(self) -> None:
         self.write("01_naive/results/h200.json", {"context": {"commit": OLD}, "benchmarks": []})
-        self.write("docs/verified/h200.json", {"context": {}, "stages": [{"stage": "01_naive", "commit": OLD}, {"stage": "02_tree", "commit": OLD}]})
+        self.write(
+            "docs/verified/h200.json",
+            {"context": {}, "stages": [{"stage": "01_naive", "commit": OLD}, {"stage": "02_tree", "commit": OLD}]},
+        )
         self.assertEqual(self.problems(), [])
         self.write("01_naive/results/h200.json", {"context": {"commit": "unknown"}})
-        self.write("docs/verified/h200.json", {"context": {}, "stages": [{"stage": "01_naive", "commit": NEW}, {"stage": "02_tree"}]})
+        self.write(
+            "docs/verified/h200.json",
+            {"context": {}, "stages": [{"stage": "01_naive", "commit": NEW}, {"stage": "02_tree"}]},
+        )
         self.assertEqual(self.problems(), [
             "01_naive/results/h200.json: 'unknown' is no commit: 10 to 40 hexadecimal digits",
             f"docs/verified/h200.json, 01_naive: the history has no commit {NEW}",
@@ -67,21 +77,38 @@ class Files(unittest.TestCase):
         for figure, source, problem in (
             ({}, {"commit": OLD, "commit_note": "built from it"}, None),
             ({"commit": OLD[:10]}, {"commits": {OLD[:10]: "first kept here"}}, None),
-            ({"commit": OLD[:10]}, {"commit": NEW, "commit_note": "of others", "commits": {OLD[:10]: "first kept here"}}, None),
+            (
+                {"commit": OLD[:10]},
+                {"commit": NEW, "commit_note": "of others", "commits": {OLD[:10]: "first kept here"}},
+                None,
+            ),
             ({}, {}, "names no commit"),
             ({}, {"commits": {OLD[:10]: "of others"}}, "names no commit"),
             ({}, {"commit": OLD}, f"no note says what commit {OLD} is to the figure"),
-            ({"commit": OLD[:10]}, {"commit": OLD, "commit_note": "of others"}, f"no note says what commit {OLD[:10]} is to the figure"),
+            (
+                {"commit": OLD[:10]},
+                {"commit": OLD, "commit_note": "of others"},
+                f"no note says what commit {OLD[:10]} is to the figure",
+            ),
             ({"commit": NEW[:10]}, {"commits": {NEW[:10]: "first kept here"}}, f"the history has no commit {NEW[:10]}"),
-            ({"commit": OLD[:9]}, {"commits": {OLD[:9]: "short"}}, f"'{OLD[:9]}' is no commit: 10 to 40 hexadecimal digits"),
+            (
+                {"commit": OLD[:9]},
+                {"commits": {OLD[:9]: "short"}},
+                f"'{OLD[:9]}' is no commit: 10 to 40 hexadecimal digits",
+            ),
         ):
             self.write("docs/data/tried.json", document(figure, **source))
             self.assertEqual(self.problems(), [f"docs/data/tried.json, a: {problem}"] if problem else [])
 
     def test_a_key_leads_to_its_file(self) -> None:
-        self.write("docs/data/tried.json", {"source": {"commits": {OLD: "n"}}, "figures": {"a": {"commit": OLD}, "b": {}}})
+        self.write(
+            "docs/data/tried.json", {"source": {"commits": {OLD: "n"}}, "figures": {"a": {"commit": OLD}, "b": {}}}
+        )
         self.write("docs/counters/h200.json", {"stages": [{"stage": "01_naive", "commit": NEW}]})
-        self.assertEqual(origins.origin_of(self.root, "data/tried/a", "h200"), (self.root / "docs/data/tried.json", origins.Origin(OLD, "n")))
+        self.assertEqual(
+            origins.origin_of(self.root, "data/tried/a", "h200"),
+            (self.root / "docs/data/tried.json", origins.Origin(OLD, "n")),
+        )
         self.assertEqual(origins.origin_of(self.root, "data/tried/b", "h200")[1], origins.Origin(""))
         self.assertEqual(origins.origin_of(self.root, "counters/01_naive/v/o/fp32/1x1", "h200")[1].commit, NEW)
         with self.assertRaisesRegex(ReportError, "tried.json has no 'c'"):
@@ -91,7 +118,9 @@ class Files(unittest.TestCase):
 class History(unittest.TestCase):
     def git(self, root: Path, *words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", *who, "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *who, "-C", str(root), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     def test_commits_are_known_but_in_a_shallow_clone(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

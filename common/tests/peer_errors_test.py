@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""peers/errors.py holds results against float64 exactly as the harness does: on what a stage's program saved, both must find
-the same errors and the same number of wrong elements.
+"""peers/errors.py compares results with float64 exactly as the harness does: on what a stage's program saved, both must
+find the same errors and the same number of wrong elements.
 
     common/tests/peer_errors_test.py --program build/cpu/bin/04_vectorized
 
@@ -57,11 +57,16 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        command = [options.program.resolve(), "--check-only", "--operation", "layernorm_forward", "--shapes", "16x1024", "--input", "all", "--param-dtype", "same", "--save-tensors", folder,
-                   "--json", results]
+        command = [
+            options.program.resolve(), "--check-only", "--operation", "layernorm_forward", "--shapes", "16x1024",
+            "--input", "all", "--param-dtype", "same", "--save-tensors", folder, "--json", results,
+        ]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         checks = json.loads(results.read_text(encoding="utf-8"))["checks"]
-        problems = [difference(check, Path(folder) / f"{check['operation']}-{check['dtype']}-16x1024-{check['input']}") for check in checks]
+        problems = [
+            difference(check, Path(folder) / f"{check['operation']}-{check['dtype']}-16x1024-{check['input']}")
+            for check in checks
+        ]
     sentences = [problem for problem in problems if problem]
     wrong = sum(check["differing"] > 0 for check in checks)
     print("\n".join(sentences) or f"{len(checks)} checks agree, {wrong} of them of wrong results")

@@ -3,8 +3,8 @@
 
     python3 common/tests/python_package_test.py --library build/cpu/lib/libnormworklog.so [pytest's arguments]
 
-They need numpy and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest counts as Skipped.
-What needs PyTorch or a GPU skips where there is none; WORKLOG_PYTHON names a Python that has PyTorch.
+They need numpy and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest counts as
+Skipped. What needs PyTorch or a GPU skips where there is none; WORKLOG_PYTHON names a Python that has PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def interpreter() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", dest="build", required=True, type=Path, help="the build of libnormworklog to test on")
+    parser.add_argument(
+        "--library", dest="build", required=True, type=Path, help="the build of libnormworklog to test on"
+    )
     options, arguments = parser.parse_known_args()
     python = interpreter()
     if python is None:

@@ -6,6 +6,7 @@ Each test makes a small repository of its own with invented results, and runs th
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import unittest
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -31,8 +33,9 @@ sys.path.insert(0, str(REPORT))
 sys.dont_write_bytecode = True
 
 import bench
+import counters
 import drawings
-import figures
+import grid
 import markdown
 import pages
 import redraw
@@ -40,6 +43,7 @@ import results
 import source_hash
 import sync
 import tables
+from text import significant
 
 KERNELS_01 = """\
 // One thread per row.
@@ -81,7 +85,10 @@ It takes <!-- sync:figure key=01_naive/plain/layernorm_forward/fp32/1024x1024/co
 ./worklog run 01
 ```
 """
-WORKLOG = "#!/bin/sh\ncat <<'EOT'\nusage: ./worklog VERB\n\n  run [NN]   run it\n             wrapped text\n  sync       fill\nEOT\n"
+WORKLOG = (
+    "#!/bin/sh\ncat <<'EOT'\nusage: ./worklog VERB\n\n  run [NN]   run it\n             wrapped text\n  sync       "
+    "fill\nEOT\n"
+)
 
 
 def benchmark(stage: str, variant: str, microseconds: float, *, dtype: str = "fp32", shape: str = "1024x1024",
@@ -173,7 +180,8 @@ class Playground(unittest.TestCase):
         self.results("02_tree", [
             benchmark("02_tree", "two_pass", 81.68, share=0.25),
             benchmark("02_tree", "one_pass", 70.0, share=0.3),
-        ], [
+        ],
+        [
             check("02_tree", "one_pass", "normal", 1.25),
             check("02_tree", "one_pass", "arange", 4.1e9, right=False, expected="fails on arange"),
             check("02_tree", "two_pass", "normal", 0.75),
@@ -211,7 +219,12 @@ class Playground(unittest.TestCase):
 
     def filled(self, marker: str, name: str = "docs/page.md") -> str:
         """What sync puts between `marker` and its end."""
-        self.write(name, f"# Page\n\nA word {marker}<!-- /sync -->\n" if "sync:figure" in marker else f"# Page\n\n{marker}\n<!-- /sync -->\n")
+        self.write(
+            name,
+            f"# Page\n\nA word {marker}<!-- /sync -->\n"
+            if "sync:figure" in marker
+            else f"# Page\n\n{marker}\n<!-- /sync -->\n",
+        )
         self.sync(str(self.root / name))
         match = re.search(r"-->(.*)<!-- /sync -->", self.read(name), re.DOTALL)
         assert match
@@ -230,7 +243,10 @@ class Sync(Playground):
         self.sync("--check", expect=1)
         self.sync()
         text = self.read("01_naive/README.md")
-        self.assertIn("```cuda\n__global__ void normalize(float* x) {\n  x[0] = 1.0f;  // a comment\n  x[1] = 1'000.0f;\n}\n```", text)
+        self.assertIn(
+            "```cuda\n__global__ void normalize(float* x) {\n  x[0] = 1.0f;  // a comment\n  x[1] = 1'000.0f;\n}\n```",
+            text,
+        )
         self.assertIn("-->2.39 ms<!-- /sync -->", text)
         self.assertIn("| **`small`** | **1.00** |", text)
         self.assertIn("[02 · A tree](../02_tree/README.md) →", text)
@@ -258,7 +274,10 @@ class Sync(Playground):
         self.edit("01_naive/kernels.cuh", "    x[0] = 1.0f;\n", "    x[0] = 1.0f;\n\n")
         self.sync()
         text = self.read("01_naive/README.md")
-        self.assertIn("<details>\n<summary>The code: 101 lines of <code>kernels.cuh</code></summary>\n\n```cuda\n__global__ void", text)
+        self.assertIn(
+            "<details>\n<summary>The code: 101 lines of <code>kernels.cuh</code></summary>\n\n```cuda\n__global__ void",
+            text,
+        )
         self.assertIn("}\n```\n\n</details>", text)
         self.sync("--check")
 
@@ -279,8 +298,13 @@ class Sync(Playground):
         return self.read(name).split(words)[0].count("\n") + 1
 
     def test_finds_a_changed_digit_in_prose(self) -> None:
-        self.drift("01_naive/README.md", "-->2.39 ms", "-->2.38 ms", "sync:figure key=01_naive/plain", "'2.38 ms' where its source gives '2.39 ms'")
-        self.assertIn(f"01_naive/README.md:{self.line('01_naive/README.md', '2.38 ms')}: ", self.sync("--check", expect=1))
+        self.drift(
+            "01_naive/README.md", "-->2.39 ms", "-->2.38 ms", "sync:figure key=01_naive/plain",
+            "'2.38 ms' where its source gives '2.39 ms'",
+        )
+        self.assertIn(
+            f"01_naive/README.md:{self.line('01_naive/README.md', '2.38 ms')}: ", self.sync("--check", expect=1)
+        )
 
     def test_finds_a_changed_digit_in_a_table(self) -> None:
         self.drift("01_naive/README.md", "| 2.39 |", "| 2.38 |", "sync:table ladder", "2.38", "2.39")
@@ -289,16 +313,32 @@ class Sync(Playground):
         self.drift("01_naive/results/h200.json", "0.0023886", "0.0024886", "sync:figure", "sync:table")
 
     def test_finds_an_edited_snippet_in_the_writeup(self) -> None:
-        self.drift("01_naive/README.md", "x[0] = 1.0f", "x[0] = 2.0f", "01_naive/README.md:11: sync:code file=kernels.cuh snippet=kernel")
+        self.drift(
+            "01_naive/README.md",
+            "x[0] = 1.0f", "x[0] = 2.0f",
+            "01_naive/README.md:11: sync:code file=kernels.cuh snippet=kernel",
+        )
 
     def test_finds_an_edited_kernel(self) -> None:
-        self.drift("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f", "sync:code file=kernels.cuh snippet=kernel", "2.0f")
+        self.drift(
+            "01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f", "sync:code file=kernels.cuh snippet=kernel", "2.0f"
+        )
 
     def test_finds_a_missing_snippet(self) -> None:
-        self.drift("01_naive/kernels.cuh", "[snippet: kernel]", "[snippet: colonel]", "has no snippet 'kernel'; it has: colonel, inner")
+        self.drift(
+            "01_naive/kernels.cuh",
+            "[snippet: kernel]",
+            "[snippet: colonel]",
+            "has no snippet 'kernel'; it has: colonel, inner",
+        )
 
     def test_finds_a_snippet_left_open(self) -> None:
-        self.drift("01_naive/kernels.cuh", "  }\n  // [/snippet]\n", "  }\n", "opens the snippet 'kernel', which has no [/snippet]")
+        self.drift(
+            "01_naive/kernels.cuh",
+            "  }\n  // [/snippet]\n",
+            "  }\n",
+            "opens the snippet 'kernel', which has no [/snippet]",
+        )
 
     def test_finds_missing_results(self) -> None:
         self.sync()
@@ -306,34 +346,59 @@ class Sync(Playground):
         self.assertIn("there is no 01_naive/results/h200.json", self.sync("--check", expect=1))
 
     def test_finds_a_missing_end(self) -> None:
-        self.drift("01_naive/README.md", "ms<!-- /sync -->", "ms", "sync:figure", "no <!-- /sync --> before the next marker")
+        self.drift(
+            "01_naive/README.md", "ms<!-- /sync -->", "ms", "sync:figure", "no <!-- /sync --> before the next marker"
+        )
 
     def test_finds_a_missing_beginning(self) -> None:
-        self.drift("01_naive/README.md", "<!-- sync:code file=kernels.cuh snippet=kernel -->", "", "/sync: closes nothing")
+        self.drift(
+            "01_naive/README.md", "<!-- sync:code file=kernels.cuh snippet=kernel -->", "", "/sync: closes nothing"
+        )
 
     def test_finds_a_missing_nav(self) -> None:
         self.drift("02_tree/README.md", "<!-- sync:nav -->", "<!-- -->", "02_tree/README.md:1: sync:nav: is missing")
 
     def test_finds_a_dead_link(self) -> None:
-        self.drift("01_naive/README.md", "(kernels.cuh)", "(colonels.cuh)", "01_naive/README.md:9: link colonels.cuh: leads nowhere")
+        self.drift(
+            "01_naive/README.md",
+            "(kernels.cuh)",
+            "(colonels.cuh)",
+            "01_naive/README.md:9: link colonels.cuh: leads nowhere",
+        )
 
     def test_finds_a_dead_image(self) -> None:
-        self.drift("02_tree/README.md", "# 02", "![chart](charts/none.svg)\n\n# 02", "02_tree/README.md:1: link charts/none.svg")
+        self.drift(
+            "02_tree/README.md",
+            "# 02",
+            "![chart](charts/none.svg)\n\n# 02",
+            "02_tree/README.md:1: link charts/none.svg",
+        )
         self.drift("02_tree/README.md", "# 02", '<img src="none.svg">\n\n# 02', "link none.svg: leads nowhere")
 
     def test_finds_a_dead_heading(self) -> None:
-        self.drift("01_naive/README.md", "(#what-we-measured)", "(#what-we-meant)", "names no heading of 01_naive/README.md")
+        self.drift(
+            "01_naive/README.md", "(#what-we-measured)", "(#what-we-meant)", "names no heading of 01_naive/README.md"
+        )
 
     def test_finds_a_link_out_of_the_repository(self) -> None:
         self.drift("02_tree/README.md", "# 02", "[out](../../etc)\n\n# 02", "leads out of the repository")
 
     def test_leaves_addresses_and_code_alone(self) -> None:
         self.sync()
-        self.edit("02_tree/README.md", "# 02", "[a](https://example.org/x) `[b](none.md)` $f[i](x)$\n\n```\n[c](none.md)\n```\n\n# 02")
+        self.edit(
+            "02_tree/README.md",
+            "# 02",
+            "[a](https://example.org/x) `[b](none.md)` $f[i](x)$\n\n```\n[c](none.md)\n```\n\n# 02",
+        )
         self.sync("--check")
 
     def test_finds_an_unknown_verb(self) -> None:
-        self.drift("01_naive/README.md", "./worklog run 01", "./worklog ruin 01", "./worklog ruin: there is no verb 'ruin'; there are: run, sync")
+        self.drift(
+            "01_naive/README.md",
+            "./worklog run 01",
+            "./worklog ruin 01",
+            "./worklog ruin: there is no verb 'ruin'; there are: run, sync",
+        )
         message = self.sync("--check", expect=1)
         self.assertIn(f"01_naive/README.md:{self.line('01_naive/README.md', './worklog ruin')}: ", message)
 
@@ -434,7 +499,9 @@ class Figures(Playground):
         self.assertEqual(self.figure(f"key={slow} over={fast} unit=percent counter=share_of_copy"), "3.4 %")
 
     def test_check_figure(self) -> None:
-        self.assertEqual(self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=ulp"), "4.10 × 10⁹ ulp")
+        self.assertEqual(
+            self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=ulp"), "4.10 × 10⁹ ulp"
+        )
         self.assertEqual(self.figure("key=02_tree/one_pass/layernorm_forward/fp32/1024x1024/arange unit=count"), "979")
 
     def test_data_figure(self) -> None:
@@ -442,7 +509,9 @@ class Figures(Playground):
         self.assertEqual(self.figure("key=data/article/naive unit=ms digits=5"), "2.3886 ms")
         ours = "01_naive/plain/layernorm_forward/fp32/1024x1024/cold"
         self.assertEqual(self.figure(f"key=data/article/naive over={ours} unit=x"), "1.00x")
-        self.assertIn("no figure 'native'; it has: naive", self.refused("<!-- sync:figure key=data/article/native unit=ms -->"))
+        self.assertIn(
+            "no figure 'native'; it has: naive", self.refused("<!-- sync:figure key=data/article/native unit=ms -->")
+        )
 
     def test_peer_figure(self) -> None:
         self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
@@ -460,16 +529,18 @@ class Figures(Playground):
             f"{key} unit=count counter=luck": "no counter 'luck'",
             "unit=ms": "key is missing",
             "key=01_naive/plane/layernorm_forward/fp32/1024x1024/cold unit=ms": "the nearest there is '01_naive/plain/",
-            "key=03_later/plain/layernorm_forward/fp32/1024x1024/cold unit=ms": "there is no 03_later/results/h200.json",
+            "key=03_later/x/layernorm_forward/fp32/1024x1024/cold unit=ms": "there is no 03_later/results/h200.json",
             f"{key} unit=ms gpu=abacus": "there is no 01_naive/results/abacus.json",
         }.items():
             with self.subTest(arguments):
                 self.assertIn(words, self.refused(f"<!-- sync:figure {arguments} -->"))
 
     def test_significant_digits(self) -> None:
-        for value, text in {0.081684: "0.0817", 8.0456: "8.05", 9.999: "10.0", 999.9: "1000", 4153.2: "4150", 0.0: "0",
-                            1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3"}.items():
-            self.assertEqual(figures.significant(value), text)
+        for value, text in {
+            0.081684: "0.0817", 8.0456: "8.05", 9.999: "10.0", 999.9: "1000", 4153.2: "4150", 0.0: "0",
+            1e6: "1.00 × 10⁶", 2.5e-7: "2.50 × 10⁻⁷", float("nan"): "not finite", -12.345: "-12.3",
+        }.items():
+            self.assertEqual(significant(value), text)
 
 
 class Tables(Playground):
@@ -486,7 +557,9 @@ class Tables(Playground):
         self.assertIn("Invented GPU, 2026-11-21, commit `0123456789`: [../01_naive/results/h200.json]", lines[-1])
 
     def test_says_where_the_sources_had_changes(self) -> None:
-        self.edit("02_tree/results/h200.json", '"commit": "0123456789abcdef"', '"commit": "0123456789abcdef", "dirty": "true"')
+        self.edit(
+            "02_tree/results/h200.json", '"commit": "0123456789abcdef"', '"commit": "0123456789abcdef", "dirty": "true"'
+        )
         self.assertIn("commit `0123456789` with changes", self.table("ladder stage=02_tree")[-1])
 
     def test_ladder_over_shapes(self) -> None:
@@ -520,7 +593,11 @@ class Tables(Playground):
         self.assertEqual(lines[3], "| `arange` | 4.1 × 10⁹ ✗ (expected) | not finite ✗ |")
 
     def test_numerics_takes_the_verdict_and_the_worst(self) -> None:
-        crashed = check("02_tree", "crashed", "normal", 0.0) | {"verdict": "failed", "error": "no launch", "compared": 0}
+        crashed = check("02_tree", "crashed", "normal", 0.0) | {
+            "verdict": "failed",
+            "error": "no launch",
+            "compared": 0,
+        }
         small = check("02_tree", "small", "normal", 9.0, right=False) | {"verdict": "permitted failure"}
         surprise = check("02_tree", "surprise", "normal", 0.5) | {"verdict": "unexpected pass"}
         again = [check("02_tree", "again", "normal", ulp) for ulp in (3.0, 7.0, 5.0)]
@@ -539,28 +616,67 @@ class Tables(Playground):
         self.assertTrue(lines[0].endswith("| share of a stream |"), lines[0])
         self.assertTrue(lines[4].startswith("| *a stream of the same reads and writes* | 40.0 |"), lines[4])
         self.assertIn("`batchnorm_train`, fp32, 32 x 64 x 49", lines[-1])
-        self.results("02_tree", [benchmark("02_tree", "tile", 50.0, operation="batchnorm_train", shape=shape) for shape in ("32x64x49", "32x64x49-first")])
+        self.results(
+            "02_tree",
+            [
+                benchmark("02_tree", "tile", 50.0, operation="batchnorm_train", shape=shape)
+                for shape in ("32x64x49", "32x64x49-first")
+            ],
+        )
         self.assertIn("32 x 64 x 49, channels first", self.table("ladder stage=02_tree shape=32x64x49-first")[-1])
         key = "02_tree/best/batchnorm_train/fp32/32x64x49/cold"
         self.assertEqual(self.filled(f"A <!-- sync:figure key={key} unit=us -->"), "50.0 µs")
 
     def launch(self, stage: str, variant: str, **values: float) -> dict:
-        return {"stage": stage, "variant": variant, "operation": "layernorm_forward", "dtype": "fp32", "rows": 1024, "cols": 1024, "pixels": 1,
-                "kernel": f"worklog::x::{variant}<&worklog::x::sum, 4>", "blocks": 1024, "threads": 256, "cluster": 1} | values
+        return {
+            "stage": stage, "variant": variant, "operation": "layernorm_forward", "dtype": "fp32", "rows": 1024,
+            "cols": 1024, "pixels": 1, "kernel": f"worklog::x::{variant}<&worklog::x::sum, 4>", "blocks": 1024,
+            "threads": 256, "cluster": 1,
+        } | values
 
     def with_counters(self) -> None:
-        stages = [{"stage": stage, "source_hash": source_hash.source_hash(stage, self.root), "commit": "0123", "dirty": "false"}
-                  for stage in ("01_naive", "02_tree")]
-        kernels = [
-            self.launch("01_naive", "plain") | {"metrics": {"global_load_requests": 10, "global_load_sectors": 320, "dram_read_bytes": 4.2e6,
-                                                            "issue_active_percent": 66.6, "duration_ns": 1500.0}},
-            self.launch("02_tree", "one_pass") | {"metrics": {"global_load_requests": 10, "global_load_sectors": 40, "dram_read_bytes": 5.37e8,
-                                                              "issue_active_percent": 5.0, "duration_ns": None}},
-            self.launch("02_tree", "one_pass") | {"kernel": "second", "metrics": {"global_load_requests": 5, "global_load_sectors": 20,
-                                                                                   "dram_read_bytes": 0, "issue_active_percent": 50.0, "duration_ns": 9.0}},
+        stages = [
+            {
+                "stage": stage,
+                "source_hash": source_hash.source_hash(stage, self.root),
+                "commit": "0123",
+                "dirty": "false",
+            }
+            for stage in ("01_naive", "02_tree")
         ]
-        self.write("docs/counters/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21"}, "metrics": {}, "stages": stages,
-                                                          "kernels": kernels}))
+        kernels = [
+            self.launch("01_naive", "plain")
+            | {
+                "metrics": {
+                    "global_load_requests": 10, "global_load_sectors": 320, "dram_read_bytes": 4.2e6,
+                    "issue_active_percent": 66.6, "duration_ns": 1500.0,
+                }
+            },
+            self.launch("02_tree", "one_pass")
+            | {
+                "metrics": {
+                    "global_load_requests": 10, "global_load_sectors": 40, "dram_read_bytes": 5.37e8,
+                    "issue_active_percent": 5.0, "duration_ns": None,
+                }
+            },
+            self.launch("02_tree", "one_pass")
+            | {
+                "kernel": "second",
+                "metrics": {
+                    "global_load_requests": 5, "global_load_sectors": 20, "dram_read_bytes": 0,
+                    "issue_active_percent": 50.0, "duration_ns": 9.0,
+                },
+            },
+        ]
+        self.write(
+            "docs/counters/h200.json",
+            json.dumps({
+                "context": {"gpu": "Invented GPU", "date": "2026-11-21"},
+                "metrics": {},
+                "stages": stages,
+                "kernels": kernels,
+            }),
+        )
 
     def test_counters(self) -> None:
         self.with_counters()
@@ -576,27 +692,45 @@ class Tables(Playground):
         self.with_counters()
         path = self.root / "docs/counters/h200.json"
         document = json.loads(path.read_text(encoding="utf-8"))
-        for kernel, read, written in zip(document["kernels"][1:], (4.2e6, 1.0e6), (4.0e6, 0.5e6)):  # a variant of two kernels
+        # A variant of two kernels.
+        for kernel, read, written in zip(document["kernels"][1:], (4.2e6, 1.0e6), (4.0e6, 0.5e6)):
             kernel["metrics"] |= {"dram_read_bytes": read, "dram_write_bytes": written}
         path.write_text(json.dumps(document), encoding="utf-8")
         self.results("02_tree", [benchmark("02_tree", "one_pass", 10.0) | {"bytes": 9.7e6}])
         lines = self.table("traffic stage=02_tree")
-        self.assertEqual(lines[0], "| variant | operation | dtype | shape | must move, MB | read, MB | written, MB | moved / must |")
-        self.assertEqual(lines[2], "| `one_pass` | `layernorm_forward` | fp32 | 1024 x 1024 | 9.7 | 5.2 | 4.5 | 1.000 |")
+        self.assertEqual(
+            lines[0], "| variant | operation | dtype | shape | must move, MB | read, MB | written, MB | moved / must |"
+        )
+        self.assertEqual(
+            lines[2], "| `one_pass` | `layernorm_forward` | fp32 | 1024 x 1024 | 9.7 | 5.2 | 4.5 | 1.000 |"
+        )
 
     def test_counters_as_figures(self) -> None:
         self.with_counters()
         key = "key=counters/02_tree/one_pass/layernorm_forward/fp32/1024x1024"
-        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=global_load_requests unit=count -->"), "15")  # of both kernels
+        # Of both kernels.
+        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=global_load_requests unit=count -->"), "15")
         self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=dram_read_bytes unit=MB -->"), "537 MB")
-        self.assertEqual(self.filled(f"A <!-- sync:figure {key} counter=issue_active_percent unit=percent -->"), "50.0 %")  # of the longer one
+        # Of the longer one.
+        self.assertEqual(
+            self.filled(f"A <!-- sync:figure {key} counter=issue_active_percent unit=percent -->"), "50.0 %"
+        )
         self.assertIn("is no counter of", self.refused(f"<!-- sync:figure {key} counter=wishes unit=count -->"))
-        self.assertIn("the nearest there is", self.refused("<!-- sync:figure key=counters/02_tree/two/x/fp32/1x1 counter=a unit=count -->"))
+        self.assertIn(
+            "the nearest there is",
+            self.refused("<!-- sync:figure key=counters/02_tree/two/x/fp32/1x1 counter=a unit=count -->"),
+        )
 
     def test_resources(self) -> None:
-        takes = {"registers": 32, "local_bytes": 0, "static_shared_bytes": 128, "dynamic_shared_bytes": 1024, "blocks_per_multiprocessor": 8, "occupancy": 1.0}
+        takes = {
+            "registers": 32, "local_bytes": 0, "static_shared_bytes": 128, "dynamic_shared_bytes": 1024,
+            "blocks_per_multiprocessor": 8, "occupancy": 1.0,
+        }
         document = json.loads(self.read("02_tree/results/h200.json"))
-        self.write("02_tree/results/h200.json", json.dumps(document | {"resources": [self.launch("02_tree", "one_pass", **takes)]}))
+        self.write(
+            "02_tree/results/h200.json",
+            json.dumps(document | {"resources": [self.launch("02_tree", "one_pass", **takes)]}),
+        )
         lines = self.table("resources stage=02_tree")
         self.assertEqual(lines[2], "| `one_pass` | `one_pass<&sum, 4>` | 1024 x 256 | 32 | 0 | 1152 | 8 | 100 % |")
         self.assertIn("has no resources", self.refused("<!-- sync:table resources stage=01_naive -->"))
@@ -604,17 +738,29 @@ class Tables(Playground):
     def test_verified(self) -> None:
         self.assertEqual(self.table("verified"), ["*Nothing was verified on h200 yet.*"])
         line = {"variant": "plain", "passed": 8, "expected_failure": 1, "permitted_failure": 0, "compared": 2.5e9}
-        stage = {"stage": "01_naive", "source_hash": source_hash.source_hash("01_naive", self.root), "commit": "0", "dirty": "false",
-                 "sweeps": [{"name": "shapes", "checks": 9, "results": [line]}, {"name": "past", "left_out": "too large"}],
-                 "sanitizers": [{"tool": "memcheck", "checks": 3, "summary": "0 errors"}]}
-        self.write("docs/verified/h200.json", json.dumps({"context": {"gpu": "Invented GPU", "date": "2026-11-21T00:00:00Z"}, "suites": [{"suite": "a", "passed": 4}],
-                                                          "stages": [stage]}))
+        stage = {
+            "stage": "01_naive", "source_hash": source_hash.source_hash("01_naive", self.root), "commit": "0",
+            "dirty": "false",
+            "sweeps": [{"name": "shapes", "checks": 9, "results": [line]}, {"name": "past", "left_out": "too large"}],
+            "sanitizers": [{"tool": "memcheck", "checks": 3, "summary": "0 errors"}],
+        }
+        self.write(
+            "docs/verified/h200.json",
+            json.dumps({
+                "context": {"gpu": "Invented GPU", "date": "2026-11-21T00:00:00Z"},
+                "suites": [{"suite": "a", "passed": 4}],
+                "stages": [stage],
+            }),
+        )
         lines = self.table("verified")
         self.assertRegex(lines[2], r"^\| 01_naive \| `\w{10}` \| 9 \| 8 \| 1 \| 0 \| 2.5 \| 0 \| – \| – \| – \|$")
         self.assertIn("4 tests passed. Not verified yet: 02_tree, 03_later", lines[-1])
         package = {"suite": "python_package_test", "passed": 12, "skipped": 3, "date": "2026-11-20T00:00:00Z"}
         self.edit("docs/verified/h200.json", '"suites": [', f'"suites": [{json.dumps(package)}, ')
-        self.assertIn("4 tests passed. The Python package's tests with PyTorch, 2026-11-20: 12 passed, 3 skipped. Not", self.table("verified")[-1])
+        self.assertIn(
+            "4 tests passed. The Python package's tests with PyTorch, 2026-11-20: 12 passed, 3 skipped. Not",
+            self.table("verified")[-1],
+        )
         self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
         self.assertIn("01_naive†", self.table("verified")[2])
 
@@ -626,16 +772,28 @@ class Tables(Playground):
             benchmark("02_tree", "fused", 5.0, operation="add_layernorm_forward", share=0.5),
         ])
         lines = self.table("family")
-        self.assertEqual(lines[2], "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % | – |")
+        self.assertEqual(
+            lines[2],
+            "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % "
+            "| – |",
+        )
 
     def test_models(self) -> None:
-        widths = [(model.operation, model.cols) for model in tables.MODELS]
-        timings = [benchmark("02_tree", "fused", rows + cols / 1000, operation=operation, dtype="bf16", shape=f"{rows}x{cols}", share=0.25)
-                   for operation, cols in widths for rows in (1, 4096)]
-        odd = benchmark("02_tree", "fused", 7.0, operation=widths[0][0], dtype="bf16", shape=f"8x{widths[0][1]}")  # of one model only
+        widths = [(model.operation, model.cols) for model in grid.MODELS]
+        timings = [
+            benchmark(
+                "02_tree", "fused", rows + cols / 1000, operation=operation, dtype="bf16", shape=f"{rows}x{cols}",
+                share=0.25,
+            )
+            for operation, cols in widths for rows in (1, 4096)
+        ]
+        # Of one model only.
+        odd = benchmark("02_tree", "fused", 7.0, operation=widths[0][0], dtype="bf16", shape=f"8x{widths[0][1]}")
         self.results("02_tree", [*timings, odd])
         lines = self.table("models stage=02_tree variant=fused timing=cold")
-        self.assertEqual(lines[0], "| model | norm | cols | 1 token, µs | 4096 tokens, µs | share, 1 token | share, 4096 tokens |")
+        self.assertEqual(
+            lines[0], "| model | norm | cols | 1 token, µs | 4096 tokens, µs | share, 1 token | share, 4096 tokens |"
+        )
         self.assertEqual(lines[2], "| GPT-2 | LayerNorm | 768 | 1.77 | 4100 | 25.0 % | 25.0 % |")
         self.results("02_tree", timings[2:])
         self.assertIn("no number of rows", self.refused("<!-- sync:table models stage=02_tree variant=fused -->"))
@@ -650,7 +808,8 @@ class Tables(Playground):
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
-            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, counting, verified, compare, family, models, ladder-all",
+            "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
+            "counting, verified, compare, family, models, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
@@ -685,7 +844,9 @@ class SourceHash(Playground):
 
     def test_ignores_comments_and_white_space(self) -> None:
         before = self.hash()
-        tighter = KERNELS_01.replace(" = ", "=").replace("\n    ", "\n\t").replace("// a comment", "/* another\n one */")
+        tighter = (
+            KERNELS_01.replace(" = ", "=").replace("\n    ", "\n\t").replace("// a comment", "/* another\n one */")
+        )
         self.write("01_naive/kernels.cuh", tighter.replace("\n", "\r\n"))
         self.assertEqual(self.hash(), before)
 
@@ -795,7 +956,10 @@ class Drawings(Playground):
                 wide = "Mono" in text.get("font-family", "") or text.get("font-weight")
                 letter = 0.6 if wide else 0.54  # of a wide font, in the mean
                 length = len(text.text or "") * float(text.get("font-size", 0)) * letter
-                start = float(text.get("x", 0)) - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")]
+                start = (
+                    float(text.get("x", 0))
+                    - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")]
+                )
                 found[name].append((text, start, start + length))
         return found
 
@@ -839,7 +1003,9 @@ class Drawings(Playground):
             self.assertEqual(slots[0], 255)
 
     def test_rows_start_amid_vectors(self) -> None:
-        self.assertEqual([drawings.past_boundary(row, 2 * 4095) for row in range(10)], [0, 14, 12, 10, 8, 6, 4, 2, 0, 14])
+        self.assertEqual(
+            [drawings.past_boundary(row, 2 * 4095) for row in range(10)], [0, 14, 12, 10, 8, 6, 4, 2, 0, 14]
+        )
         self.assertEqual([drawings.past_boundary(row, 100) for row in range(9)], [0, 4, 8, 12, 0, 4, 8, 12, 0])
         self.assertEqual(drawings.vectors_of_two_rows(8, 100), [6, 12, 18, 31, 37, 43])
         self.assertEqual(drawings.vectors_of_two_rows(8, 128), [])
@@ -960,19 +1126,33 @@ class Charts(Playground):
             self.assertEqual([child.tag.rpartition("}")[2] for child in tree][:2], ["title", "desc"], name)
         described = ElementTree.fromstring(self.svgs()["01_naive/charts/time_h200.svg"])[1].text or ""
         self.assertIn("plain 2390 microseconds; small 1000 microseconds; copy of the same bytes", described)
-        self.assertIn("fails on arange", ElementTree.fromstring(self.svgs()["docs/charts/numerics_h200.svg"])[1].text or "")
+        self.assertIn(
+            "fails on arange", ElementTree.fromstring(self.svgs()["docs/charts/numerics_h200.svg"])[1].text or ""
+        )
 
     def test_passes_count_what_they_must_move(self) -> None:
         shapes = {"65536x1024": 0.6, "64x256x3136": 0.5, "64x256x3136-first": 0.4}
-        self.results("02_tree", [
-            *[benchmark("02_tree", "tile", 500.0, operation="batchnorm_train", shape=shape, share=share) for shape, share in shapes.items()],
-            *[benchmark("02_tree", "tile", 400.0, operation="batchnorm_backward", shape=shape, share=0.6) for shape in shapes],
-            benchmark("02_tree", "tile", 20.0, operation="batchnorm_train", shape="4096x1024", share=0.5),
-        ])
+        self.results(
+            "02_tree",
+            [
+                *[
+                    benchmark("02_tree", "tile", 500.0, operation="batchnorm_train", shape=shape, share=share)
+                    for shape, share in shapes.items()
+                ],
+                *[
+                    benchmark("02_tree", "tile", 400.0, operation="batchnorm_backward", shape=shape, share=0.6)
+                    for shape in shapes
+                ],
+                benchmark("02_tree", "tile", 20.0, operation="batchnorm_train", shape="4096x1024", share=0.5),
+            ],
+        )
         self.charts("--stage", "02")
         words = {name: ElementTree.fromstring(text)[1].text or "" for name, text in self.svgs().items()}
         passes = words["02_tree/charts/passes_h200.svg"]
-        self.assertIn("batchnorm_train fp32 tile: 90.0 % at 65536x1024, 75.0 % at 64x256x3136, 60.0 % at 64x256x3136-first;", passes)
+        self.assertIn(
+            "batchnorm_train fp32 tile: 90.0 % at 65536x1024, 75.0 % at 64x256x3136, 60.0 % at 64x256x3136-first;",
+            passes,
+        )
         self.assertIn("batchnorm_train fp32 Inductor: 93.3 % at 65536x1024", passes)
         self.assertIn("batchnorm_backward fp32 tile: 100.0 % at 65536x1024", passes)
         small = words["02_tree/charts/small_h200.svg"]
@@ -982,10 +1162,16 @@ class Charts(Playground):
     def test_two_kernels_against_one_are_predicted_from_bytes_and_launches(self) -> None:
         # The stream takes 500 * 0.512 = 256 µs for four tensors of 65536 rows: 1/1024 µs for the trip of a row.
         times = {"1x4096": 2.0, "1024x4096": 8.0, "65536x4096": 500.0, "131072x2048": 500.0}
-        self.results("02_tree", [
-            benchmark("02_tree", variant, microseconds * factor, operation="add_rmsnorm_forward", dtype="bf16", shape=shape, share=0.512 / factor)
-            for shape, microseconds in times.items() for variant, factor in (("fused", 1.0), ("unfused", 1.25))
-        ])
+        self.results(
+            "02_tree",
+            [
+                benchmark(
+                    "02_tree", variant, microseconds * factor, operation="add_rmsnorm_forward", dtype="bf16",
+                    shape=shape, share=0.512 / factor,
+                )
+                for shape, microseconds in times.items() for variant, factor in (("fused", 1.0), ("unfused", 1.25))
+            ],
+        )
         self.charts("--stage", "02")
         chart = "02_tree/charts/fused_h200.svg"
         self.assertNotIn("predicted", self.read(chart))
@@ -993,7 +1179,10 @@ class Charts(Playground):
         self.charts("--stage", "02")
         described = ElementTree.fromstring(self.read(chart))[1].text or ""
         self.assertIn("add_rmsnorm_forward, cold: 1.25 at 1, 1.25 at 1024, 1.25 at 65536", described)
-        self.assertIn("predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows", described)
+        self.assertIn(
+            "predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows",
+            described,
+        )
 
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
@@ -1090,16 +1279,31 @@ class Charts(Playground):
         self.assertIn("03_later has no results yet, and so no charts", self.charts())
 
     def test_wrong_usage_has_exit_code_2(self) -> None:
-        self.assertIn("no stage has results of 'abacus'; there are results of: h200", self.charts("--gpu", "abacus", expect=2))
+        self.assertIn(
+            "no stage has results of 'abacus'; there are results of: h200", self.charts("--gpu", "abacus", expect=2)
+        )
         self.assertIn("there is no stage '09'", self.charts("--stage", "09", expect=2))
 
 
-def run_of(stage: str, *, commit: str = "c0ffee", benchmarks: list[dict] | None = None, checks: list[dict] | None = None, **context: str) -> dict:
+def run_of(
+    stage: str,
+    *,
+    commit: str = "c0ffee",
+    benchmarks: list[dict] | None = None,
+    checks: list[dict] | None = None,
+    **context: str,
+) -> dict:
     """What a stage's program writes."""
-    base = {"stage": stage, "backend": "gpu", "gpu": "Invented GPU", "gpu_short": "invented", "commit": commit, "dirty": "false",
-            "source_hash": "f00d", "compiler": "nvcc", "flags": "-O3", "driver": "1.2", "date": "2026-11-21T01:02:03",
-            "clocks_before": "1980 MHz, 3201 MHz, 34, 187.59 W", "clocks_after": "1980 MHz, 3201 MHz, 38, 321.99 W"}
-    return {"context": base | context, "benchmarks": benchmarks or [], "checks": checks or [], "streams": [], "resources": []}
+    base = {
+        "stage": stage, "backend": "gpu", "gpu": "Invented GPU", "gpu_short": "invented", "commit": commit,
+        "dirty": "false", "source_hash": "f00d", "compiler": "nvcc", "flags": "-O3", "driver": "1.2",
+        "date": "2026-11-21T01:02:03", "clocks_before": "1980 MHz, 3201 MHz, 34, 187.59 W",
+        "clocks_after": "1980 MHz, 3201 MHz, 38, 321.99 W",
+    }
+    return {
+        "context": base | context, "benchmarks": benchmarks or [], "checks": checks or [], "streams": [],
+        "resources": [],
+    }
 
 
 class Reading(unittest.TestCase):
@@ -1198,24 +1402,44 @@ class Merge(unittest.TestCase):
     def merge(self, *runs: dict, expect: int = 0) -> tuple[dict, str]:
         for index, run in enumerate(runs):
             (self.root / f"{index}.json").write_text(json.dumps(run), encoding="utf-8")
-        command = [sys.executable, REPORT / "merge_results.py", "--output", self.root / "out.json", *[self.root / f"{i}.json" for i in range(len(runs))]]
+        command = [
+            sys.executable, REPORT / "merge_results.py", "--output", self.root / "out.json",
+            *[self.root / f"{i}.json" for i in range(len(runs))],
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, expect, done.stderr)
         out = self.root / "out.json"
         return json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}, done.stderr
 
     def test_joins_runs_and_keeps_what_each_was(self) -> None:
-        first = run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", 10.0)], checks=[check("01_naive", "plain", "normal", 1.0)])
-        second = run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", 20.0, shape="64x64")], date="2026-11-21T02:00:00",
-                        checks=[check("01_naive", "plain", "huge", None, right=False)])
+        first = run_of(
+            "01_naive",
+            benchmarks=[benchmark("01_naive", "plain", 10.0)],
+            checks=[check("01_naive", "plain", "normal", 1.0)],
+        )
+        second = run_of(
+            "01_naive",
+            benchmarks=[benchmark("01_naive", "plain", 20.0, shape="64x64")],
+            date="2026-11-21T02:00:00",
+            checks=[check("01_naive", "plain", "huge", None, right=False)],
+        )
         merged, _ = self.merge(first, second)
         self.assertEqual([round(b["median_seconds"] * 1e6) for b in merged["benchmarks"]], [10, 20])
         self.assertEqual([c["input"] for c in merged["checks"]], ["normal", "huge"])
-        self.assertEqual([run["date"] for run in merged["context"]["runs"]], ["2026-11-21T01:02:03", "2026-11-21T02:00:00"])
+        self.assertEqual(
+            [run["date"] for run in merged["context"]["runs"]], ["2026-11-21T01:02:03", "2026-11-21T02:00:00"]
+        )
         self.assertEqual(merged["context"]["commit"], "c0ffee")
 
     def test_the_later_figure_counts(self) -> None:
-        runs = [run_of("01_naive", benchmarks=[benchmark("01_naive", "plain", us)], checks=[check("01_naive", "plain", "normal", us)]) for us in (10.0, 30.0)]
+        runs = [
+            run_of(
+                "01_naive",
+                benchmarks=[benchmark("01_naive", "plain", us)],
+                checks=[check("01_naive", "plain", "normal", us)],
+            )
+            for us in (10.0, 30.0)
+        ]
         merged, _ = self.merge(*runs)
         self.assertEqual([round(b["median_seconds"] * 1e6) for b in merged["benchmarks"]], [30])
         self.assertEqual([c["max_ulp_error"] for c in merged["checks"]], [30.0])
@@ -1253,8 +1477,17 @@ class Merge(unittest.TestCase):
 
     def test_checks_of_other_problems_are_others(self) -> None:
         one = check("08_batchnorm", "tile", "normal", 1.0)
-        merged, _ = self.merge(run_of("08_batchnorm", checks=[one]), run_of("08_batchnorm", checks=[one | {"pixels": 49}, one | {"dtype": "bf16"},
-                                                                                               one | {"pixels": 49, "layout": "channels_first"}]))
+        merged, _ = self.merge(
+            run_of("08_batchnorm", checks=[one]),
+            run_of(
+                "08_batchnorm",
+                checks=[
+                    one | {"pixels": 49},
+                    one | {"dtype": "bf16"},
+                    one | {"pixels": 49, "layout": "channels_first"},
+                ],
+            ),
+        )
         self.assertEqual(len(merged["checks"]), 4)
 
     def test_refuses_runs_that_do_not_belong_together(self) -> None:
@@ -1268,7 +1501,10 @@ class Merge(unittest.TestCase):
         self.merge(run_of("01_naive"))
         (self.root / "1.json").write_text("{", encoding="utf-8")
         for name in ("1.json", "none.json"):
-            command = [sys.executable, REPORT / "merge_results.py", "--output", self.root / "out2.json", self.root / "0.json", self.root / name]
+            command = [
+                sys.executable, REPORT / "merge_results.py", "--output", self.root / "out2.json", self.root / "0.json",
+                self.root / name,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertFalse((self.root / "out2.json").exists())
@@ -1284,7 +1520,8 @@ with open(os.path.join(folder, "calls"), "a") as calls:
 with open(os.path.join(folder, "devices"), "a") as devices:
     devices.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
 if "--list" in sys.argv:
-    print(f"{{stage}}: a fake\\n\\nvariants\\n  plain: nothing\\n    layernorm_forward in fp32 with parameters in fp32\\n\\ninputs\\n  normal   x")
+    print(f"{{stage}}: a fake\\n\\nvariants\\n  plain: nothing")
+    print("    layernorm_forward in fp32 with parameters in fp32\\n\\ninputs\\n  normal   x")
     sys.exit(0)
 answer = json.load(open(os.path.join(folder, "answer-" + stage)))
 if "8x128" in sys.argv:
@@ -1336,12 +1573,20 @@ class Programs(unittest.TestCase):
             path.write_text(FAKE_PROGRAM.format(python=sys.executable), encoding="utf-8")
             path.chmod(0o755)
             self.answer(stage)
-        (self.programs / "08_batchnorm_sync").write_text("#!/bin/sh\nexit 2\n", encoding="utf-8")  # no stage's program: it times two GPUs
+        # No stage's program: it times two GPUs.
+        (self.programs / "08_batchnorm_sync").write_text("#!/bin/sh\nexit 2\n", encoding="utf-8")
         (self.programs / "08_batchnorm_sync").chmod(0o755)
 
     def answer(self, stage: str, code: int = 0, gpu: bool = True, **context: str) -> None:
-        document = run_of(stage, benchmarks=[benchmark(stage, "plain", 10.0)], checks=[check(stage, "plain", "normal", 1.0)], **context)
-        (self.programs / f"answer-{stage}").write_text(json.dumps({"code": code, "gpu": gpu, "document": document}), encoding="utf-8")
+        document = run_of(
+            stage,
+            benchmarks=[benchmark(stage, "plain", 10.0)],
+            checks=[check(stage, "plain", "normal", 1.0)],
+            **context,
+        )
+        (self.programs / f"answer-{stage}").write_text(
+            json.dumps({"code": code, "gpu": gpu, "document": document}), encoding="utf-8"
+        )
 
     def calls(self) -> list[str]:
         """The calls that timed or checked something, since last asked."""
@@ -1372,14 +1617,21 @@ class Programs(unittest.TestCase):
     def test_bench_takes_a_stage(self) -> None:
         self.bench("--stage", "02")
         self.assertEqual([path.name for path in self.output.iterdir()], ["02_shared_reduction.json"])
-        self.assertIn("there is no stage '09'; there are: 01_naive, 02_shared_reduction", self.bench("--stage", "09", expect=2))
+        self.assertIn(
+            "there is no stage '09'; there are: 01_naive, 02_shared_reduction", self.bench("--stage", "09", expect=2)
+        )
 
     def test_bench_shares_the_runs_among_gpus(self) -> None:
         self.bench()
-        alone = {path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()}
+        alone = {
+            path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()
+        }
         (self.programs / "devices").unlink()
         self.bench("--gpus", "2")
-        self.assertEqual({path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()}, alone)
+        self.assertEqual(
+            {path.name: json.loads(path.read_text(encoding="utf-8"))["benchmarks"] for path in self.output.iterdir()},
+            alone,
+        )
         self.assertLessEqual({"0", "1"}, set((self.programs / "devices").read_text(encoding="utf-8").split()))
         self.answer("01_naive", code=1)
         self.assertIn("Nothing is written for 01_naive", self.bench("--gpus", "2", expect=1))
@@ -1414,7 +1666,10 @@ class Programs(unittest.TestCase):
         # As if it had been stopped after the first run of stage 02.
         fingerprint = hashlib.sha256((self.programs / "02_shared_reduction").read_bytes()).hexdigest()[:16]
         kept = work / f"02_shared_reduction-1024-x-1024-{fingerprint}.json"
-        kept.write_text(json.dumps(run_of("02_shared_reduction", benchmarks=[benchmark("02_shared_reduction", "plain", 7.0)])), encoding="utf-8")
+        kept.write_text(
+            json.dumps(run_of("02_shared_reduction", benchmarks=[benchmark("02_shared_reduction", "plain", 7.0)])),
+            encoding="utf-8",
+        )
         said = self.bench("--stage", "02")
         self.assertIn("1 of 2 runs were done before and are kept", said)
         self.assertIn("1024x1024", first)
@@ -1424,8 +1679,13 @@ class Programs(unittest.TestCase):
 
     def stopped_at(self, run: str, *arguments: str) -> None:
         """Benches as Ctrl-C ends it once `run` has begun."""
-        command = [sys.executable, REPORT / "bench.py", "--programs", self.programs, "--output", self.output, "--work", self.root / "work", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        command = [
+            sys.executable, REPORT / "bench.py", "--programs", self.programs, "--output", self.output, "--work",
+            self.root / "work", *arguments,
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert process.stdout
         while run not in process.stdout.readline():
             self.assertIsNone(process.poll())
@@ -1474,7 +1734,10 @@ class Programs(unittest.TestCase):
         said = self.script("verify.py", "--no-sanitizers")
         self.assertIn("nothing is written", said)
         flags = " ".join(self.calls())
-        for words in ("--input all", "--row-padding 3 --misalign 1", "--without gamma,beta,mean,rstd", "--rows 0", "1048592x4097", "131072"):
+        for words in (
+            "--input all", "--row-padding 3 --misalign 1", "--without gamma,beta,mean,rstd", "--rows 0", "1048592x4097",
+            "131072",
+        ):
             self.assertIn(words, flags)
         self.assertFalse(self.output.exists())
 
@@ -1491,9 +1754,13 @@ class Programs(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def with_package(self, lacks: str = "", says: str = "12 passed, 3 skipped, 1 warning in 75.50s (0:01:15)", code: int = 0) -> Path:
+    def with_package(
+        self, lacks: str = "", says: str = "12 passed, 3 skipped, 1 warning in 75.50s (0:01:15)", code: int = 0
+    ) -> Path:
         """A library beside the programs, and a Python for the package's tests. Returns the library."""
-        os.environ["WORKLOG_PYTHON"] = str(self.executable("python", FAKE_PYTHON.format(lacks=lacks, says=says, code=code)))
+        os.environ["WORKLOG_PYTHON"] = str(
+            self.executable("python", FAKE_PYTHON.format(lacks=lacks, says=says, code=code))
+        )
         return self.executable("lib/libnormworklog.so", "")
 
     def test_verify_keeps_what_the_packages_tests_came_to(self) -> None:
@@ -1507,7 +1774,10 @@ class Programs(unittest.TestCase):
             return {key: suites[0][key] for key in suite}
 
         self.assertIn("python_package_test: 12 passed, 3 skipped", self.script("verify.py"))
-        self.assertEqual((self.root / "python-calls").read_text(encoding="utf-8"), f"{library} -m pytest -q -p no:cacheprovider tests\n")
+        self.assertEqual(
+            (self.root / "python-calls").read_text(encoding="utf-8"),
+            f"{library} -m pytest -q -p no:cacheprovider tests\n",
+        )
         self.assertEqual(kept(), suite)
         library.unlink()
         self.script("verify.py", "--stage", "01")
@@ -1527,11 +1797,16 @@ class Programs(unittest.TestCase):
     def test_verify_says_why_it_leaves_the_packages_tests_out(self) -> None:
         left_out = "left out: the Python package's tests with PyTorch"
         self.with_package(lacks="ModuleNotFoundError: No module named 'torch'")
-        self.assertIn(f"{left_out} ({self.root}/python: ModuleNotFoundError: No module named 'torch')", self.script("verify.py", "--no-sanitizers"))
+        self.assertIn(
+            f"{left_out} ({self.root}/python: ModuleNotFoundError: No module named 'torch')",
+            self.script("verify.py", "--no-sanitizers"),
+        )
         os.environ["WORKLOG_PYTHON"] = "no-such-python"
         self.assertIn(f"{left_out} (there is no no-such-python)", self.script("verify.py", "--no-sanitizers"))
         (self.root / "lib/libnormworklog.so").unlink()
-        self.assertIn(f"{left_out} (there is no {self.root}/lib/libnormworklog.so)", self.script("verify.py", "--no-sanitizers"))
+        self.assertIn(
+            f"{left_out} (there is no {self.root}/lib/libnormworklog.so)", self.script("verify.py", "--no-sanitizers")
+        )
 
 
 class Plan(unittest.TestCase):
@@ -1545,46 +1820,71 @@ class Plan(unittest.TestCase):
             words = run.flags[run.flags.index(flag) + 1].split(",") if flag in run.flags else ["all"]
             return [] if words == ["all"] else words
 
-        there = {(operation, dtype) for variant, operation, dtype in run.program.implementations
-                 if all(not chosen(flag) or word in chosen(flag) for flag, word in (("--variant", variant), ("--operation", operation), ("--dtype", dtype)))}
+        there = {
+            (operation, dtype) for variant, operation, dtype in run.program.implementations
+            if all(
+                not chosen(flag) or word in chosen(flag)
+                for flag, word in (("--variant", variant), ("--operation", operation), ("--dtype", dtype))
+            )
+        }
         return {(*each, shape, mode) for each in there for shape in chosen("--shapes") for mode in chosen("--time")}
 
     def test_the_full_plan_covers_every_cell_that_a_peer_has(self) -> None:
         repository = results.Repository()
-        of_stage = {"05_welford": ("layernorm_forward",), "06_fused_residual": ("rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward"),
-                    "07_backward": ("layernorm_backward", "rmsnorm_backward", "add_layernorm_backward")}
+        of_stage = {
+            "05_welford": ("layernorm_forward",),
+            "06_fused_residual": ("rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward"),
+            "07_backward": ("layernorm_backward", "rmsnorm_backward", "add_layernorm_backward"),
+        }
         for stage, operations in of_stage.items():
             program = bench.Program(Path(stage))
-            there = dict.fromkeys((t.variant, t.operation, t.dtype) for t in repository.stage_results(stage, "h200").timings)
+            there = dict.fromkeys(
+                (t.variant, t.operation, t.dtype) for t in repository.stage_results(stage, "h200").timings
+            )
             program.__dict__["implementations"] = list(there)  # as its --list would say
             runs = list(bench.runs_of(program, full=True))
             self.assertEqual(len({run.name for run in runs}), len(runs))
             planned = set().union(*map(self.cells, runs))
-            wanted = {(*tables.case_of(t), t.mode) for t in repository.peers("h200").timings if t.operation in operations}
+            wanted = {
+                (*tables.case_of(t), t.mode) for t in repository.peers("h200").timings if t.operation in operations
+            }
             self.assertGreater(len(wanted), 20)
             self.assertEqual(sorted(wanted - planned), [])
 
 
 class Counters(unittest.TestCase):
     def test_reads_the_profilers_table(self) -> None:
-        import counters
-
         printed = "\n".join([
-            "==PROF== Connected", '"ID","Kernel Name","Block Size","Grid Size","dram__bytes_read.sum","smsp__inst_executed.sum"',
-            '"","","","","byte","inst"', '"0","naive(float *)","(256, 1, 1)","(1,024, 2, 1)","4,194,304","n/a"',
+            "==PROF== Connected",
+            '"ID","Kernel Name","Block Size","Grid Size","dram__bytes_read.sum","smsp__inst_executed.sum"',
+            '"","","","","byte","inst"',
+            '"0","naive(float *)","(256, 1, 1)","(1,024, 2, 1)","4,194,304","n/a"',
         ])
-        self.assertEqual(counters.launches_in(printed), [
-            {"kernel": "naive(float *)", "grid": "(1,024, 2, 1)", "block": "(256, 1, 1)", "metrics": {"dram_read_bytes": 4194304.0, "instructions": None}}])
+        self.assertEqual(
+            counters.launches_in(printed),
+            [
+                {
+                    "kernel": "naive(float *)",
+                    "grid": "(1,024, 2, 1)",
+                    "block": "(256, 1, 1)",
+                    "metrics": {"dram_read_bytes": 4194304.0, "instructions": None},
+                }
+            ],
+        )
         self.assertEqual(counters.launches_in("no table"), [])
         self.assertEqual(counters.product("(1024, 2, 1)"), 2048)
 
     def test_a_stage_takes_the_place_of_what_was_captured_before(self) -> None:
-        import counters
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "h200.json"
             entry = lambda stage, value: {"stage": stage, "value": value}  # noqa: E731
-            path.write_text(json.dumps({"context": 1, "stages": [entry("01", 1), entry("02", 1)], "kernels": [entry("01", 1), entry("02", 1), entry("02", 2)]}))
+            path.write_text(
+                json.dumps({
+                    "context": 1,
+                    "stages": [entry("01", 1), entry("02", 1)],
+                    "kernels": [entry("01", 1), entry("02", 1), entry("02", 2)],
+                })
+            )
             new = {"context": 2, "stages": [entry("01", 9)], "kernels": [entry("01", 8), entry("01", 9)]}
             merged = counters.merged(path, new)
             self.assertEqual([e["value"] for e in merged["kernels"]], [8, 9, 1, 2])
@@ -1610,8 +1910,12 @@ class Pages(Playground):
 
     def test_a_linked_source_file_becomes_a_page(self) -> None:
         self.write("common/x/y.cpp", "int y = 1; // ```\n")
-        text, staging = self.staged("See [y](../common/x/y.cpp), [data](results/h200.json) and [far](https://example.org/y.cpp).\n")
-        self.assertEqual(text, "See [y](../common/x/y.cpp.md), [data](results/h200.json) and [far](https://example.org/y.cpp).\n")
+        text, staging = self.staged(
+            "See [y](../common/x/y.cpp), [data](results/h200.json) and [far](https://example.org/y.cpp).\n"
+        )
+        self.assertEqual(
+            text, "See [y](../common/x/y.cpp.md), [data](results/h200.json) and [far](https://example.org/y.cpp).\n"
+        )
         self.assertEqual(staging.written["common/x/y.cpp.md"], "# common/x/y.cpp\n\n````cpp\nint y = 1; // ```\n````\n")
         self.assertEqual([path.name for path in staging.copied], ["h200.json"])
 
@@ -1620,7 +1924,9 @@ class Pages(Playground):
         self.assertEqual(self.staged(text)[0], text)
 
     def test_answers_can_be_folded(self) -> None:
-        self.assertIn('<details markdown="1">\n<summary>', self.staged("<details>\n<summary>A</summary>\n\n1. b\n</details>\n")[0])
+        self.assertIn(
+            '<details markdown="1">\n<summary>', self.staged("<details>\n<summary>A</summary>\n\n1. b\n</details>\n")[0]
+        )
 
     def test_every_page_has_its_place(self) -> None:
         self.write("docs/method.md", "# Method\n")
@@ -1634,16 +1940,81 @@ class Pages(Playground):
         staging.written["01_naive/code.md"] = "code"
         nav = pages.navigation(found, staging.written)
         self.assertEqual(nav[0], {"Start": "README.md"})
-        self.assertEqual(nav[1]["The ladder"][0], {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]})
+        self.assertEqual(
+            nav[1]["The ladder"][0],
+            {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]},
+        )
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
         self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
+
+
+class Lines(unittest.TestCase):
+    MOST = 120  # columns
+
+    def test_no_python_line_is_too_long(self) -> None:
+        listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "*.py"], capture_output=True, text=True, check=False)
+        if listed.returncode != 0:
+            self.skipTest("this is no git checkout")
+        self.assertIn("common/tests/report_test.py", listed.stdout)
+        too_long = []
+        for name in listed.stdout.split():
+            if not (SOURCE / name).is_file():
+                continue
+            lines = (SOURCE / name).read_text(encoding="utf-8").splitlines()
+            too_long += [f"{name}:{number}" for number, line in enumerate(lines, 1) if len(line) > self.MOST]
+        self.assertEqual(too_long, [])
+
+
+class Imports(unittest.TestCase):
+    """The modules of common/report import each other at the top of their files, and in one direction."""
+
+    def test_none_is_hidden_in_a_function(self) -> None:
+        modules = {path.stem: ast.parse(path.read_bytes()) for path in REPORT.glob("*.py")}
+        functions = [
+            (name, node)
+            for name, tree in modules.items()
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        hidden = [
+            f"{name}.{function.name} imports {imported}"
+            for name, function in functions
+            for imported in sorted(modules_imported_in(function) & set(modules))
+        ]
+        self.assertEqual(hidden, [])
+
+    def test_they_make_no_circle(self) -> None:
+        modules = {path.stem: ast.parse(path.read_bytes()) for path in REPORT.glob("*.py")}
+        graph = {name: modules_imported_in(tree) & set(modules) for name, tree in modules.items()}
+        self.assertIn("text", graph["tables"])
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            self.fail(" imports ".join(reversed(error.args[1])))
+
+    def test_what_all_share_imports_nothing_of_the_others(self) -> None:
+        modules = {path.stem for path in REPORT.glob("*.py")}
+        for name in ("text", "grid"):
+            self.assertEqual(modules_imported_in(ast.parse((REPORT / f"{name}.py").read_bytes())) & modules, set())
+
+
+def modules_imported_in(code: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found
 
 
 class Committed(unittest.TestCase):
     """What is committed beside the results is what would be drawn from them now."""
 
     def test_drawings(self) -> None:
-        done = subprocess.run([sys.executable, REPORT / "drawings.py", "--check"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, REPORT / "drawings.py", "--check"], capture_output=True, text=True, check=False
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
@@ -1665,7 +2036,9 @@ class Committed(unittest.TestCase):
             for name in names:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(SOURCE / name, root / name)
-            pages = [name for name in names if name.endswith(".md") and "sync:" in (root / name).read_text(encoding="utf-8")]
+            pages = [
+                name for name in names if name.endswith(".md") and "sync:" in (root / name).read_text(encoding="utf-8")
+            ]
             drawn = [name for name in names if name.endswith(".svg")]
             self.assertGreater(len(pages), 5)
             self.assertGreater(len(drawn), 10)

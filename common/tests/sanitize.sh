@@ -3,8 +3,9 @@
 #
 #     common/tests/sanitize.sh build/gpu/bin [STAGE ...]
 #
-# The shapes are small and awkward: odd widths, rows that start off their alignment, one row to a warp, to a block and to a
-# cluster of blocks. Where clusters stay and walk the rows, and where rows go by tiles, there have to be more of them.
+# The shapes are small and awkward: odd widths, rows that start off their alignment, one row to a warp, to a block and
+# to a cluster of blocks. Where clusters stay and walk the rows, and where rows go by tiles, there have to be more of
+# them.
 # Exit code 1 where a tool found something or a result was wrong. docs/verified/ keeps what was printed.
 set -u
 [ $# -ge 1 ] || {
@@ -29,12 +30,12 @@ calls() {
   esac
   echo "small --dtype all --shapes 3x127,5x1000,2x4097,$long"
   # Clusters stay where there are four rows to each that the GPU has room for. These are rows enough for one of 148
-  # multiprocessors, of about the fewest columns that fill a cluster's threads. Of each type one shape has whole vectors,
-  # and one is odd: its clusters send mail. 06 need not do again what 05 does.
+  # multiprocessors, of about the fewest columns that fill a cluster's threads. Of each type one shape has whole
+  # vectors, and one is odd: its clusters send mail. 06 need not do again what 05 does.
   #
   # Narrow odd rows go by tiles where x has 24 KiB to each multiprocessor, in 07 8 KiB. These are rows enough for 148
-  # again; and where blocks stay with tiles, a shape has three for each, so that a place is filled anew. The last tile ends
-  # amid a vector. Of bf16 one length is even: a lane takes pairs.
+  # again; and where blocks stay with tiles, a shape has three for each, so that a place is filled anew. The last tile
+  # ends amid a vector. Of bf16 one length is even: a lane takes pairs.
   case $1 in
     05_welford) final="--variant layer_norm" ;;
     06_fused_residual)
@@ -43,7 +44,8 @@ calls() {
     07_backward)
       echo "packed-bf16 --variant persistent --dtype bf16 --shapes 30001x50,28500x33"
       echo "packed-fp32 --variant persistent --dtype fp32 --shapes 15001x33"
-      # Rows that no cluster holds: blocks of the whole grid share them. Odd ones, more than teams too, and whole vectors.
+      # Rows that no cluster holds: blocks of the whole grid share them. Odd ones, more than teams too, and whole
+      # vectors.
       echo "longest --variant persistent --dtype bf16 --shapes 2x262145,9x300007,5x262152"
       return
       ;;

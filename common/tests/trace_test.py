@@ -25,7 +25,9 @@ import trace_page  # noqa: E402
 from results import ReportError  # noqa: E402
 
 PROGRAMS = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/cpu/bin"
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 
 
 def record(stage: str, *flags: str) -> dict[str, Any]:
@@ -46,9 +48,13 @@ class Chromium:
             os.dup2(63, 3)
             os.dup2(64, 4)
 
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--proxy-server=127.0.0.1:9",
-                   "--no-first-run", f"--user-data-dir={self.profile.name}"]
-        self.process = subprocess.Popen(command, close_fds=False, preexec_fn=place_pipes, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+            "--proxy-server=127.0.0.1:9", "--no-first-run", f"--user-data-dir={self.profile.name}",
+        ]
+        self.process = subprocess.Popen(
+            command, close_fds=False, preexec_fn=place_pipes, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.number, self.session, self.events = b"", 0, None, []
@@ -62,7 +68,9 @@ class Chromium:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": self.number, "method": method, "params": parameters} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         os.write(self.write, json.dumps(message).encode() + b"\0")
         while True:
             while b"\0" not in self.buffer:
@@ -102,7 +110,9 @@ class Recording(unittest.TestCase):
         steps = record("01_naive", "--variant", "small_blocks", "--shapes", "64x8")["steps"]
         self.assertEqual(len(steps), 6 * 8 + 2)  # x three times, gamma, beta and y for each column; mean and rstd
         first = steps[0]
-        self.assertEqual((first["operation"], first["memory"], first["lanes"], first["bytes"]), ("global_load", "x", 0xFFFFFFFF, 4))
+        self.assertEqual(
+            (first["operation"], first["memory"], first["lanes"], first["bytes"]), ("global_load", "x", 0xFFFFFFFF, 4)
+        )
         self.assertEqual(first["offset"], [lane * 8 * 4 for lane in range(32)])
         self.assertEqual(steps[1]["offset"], [lane * 8 * 4 + 4 for lane in range(32)])
 
@@ -110,13 +120,18 @@ class Recording(unittest.TestCase):
         for row, block in ((0, 0), (31, 0), (32, 1), (63, 1)):
             made = record("01_naive", "--variant", "small_blocks", "--shapes", "64x8", "--row", str(row))
             self.assertEqual(made["traced_block"], [block, 0, 0], f"row {row}")
-        self.assertEqual(record("03_warp_shuffle", "--variant", "block_per_row", "--shapes", "64x64", "--row", "17")["traced_block"], [17, 0, 0])
+        self.assertEqual(
+            record("03_warp_shuffle", "--variant", "block_per_row", "--shapes", "64x64", "--row", "17")["traced_block"],
+            [17, 0, 0],
+        )
 
     def test_steps_are_in_the_order_of_the_program(self) -> None:
         steps = record("03_warp_shuffle", "--variant", "block_per_row", "--shapes", "2x256")["steps"]
         of_warp = [step["operation"] for step in steps if step["warp"] == 3 or step["operation"] == "barrier"]
         block_sum = ["shuffle"] * 5 + ["shared_store", "barrier", "shared_load"] + ["shuffle"] * 5 + ["barrier"]
-        self.assertEqual(of_warp, ["global_load", *block_sum, "global_load", *block_sum, *["global_load"] * 3, "global_store"])
+        self.assertEqual(
+            of_warp, ["global_load", *block_sum, "global_load", *block_sum, *["global_load"] * 3, "global_store"]
+        )
         shuffles = [step for step in steps if step["operation"] == "shuffle" and step["warp"] == 3]
         self.assertEqual(shuffles[0]["offset"], [lane ^ 16 for lane in range(32)])
         self.assertEqual(shuffles[4]["offset"], [lane ^ 1 for lane in range(32)])
@@ -141,7 +156,10 @@ class Page(unittest.TestCase):
         self.assertEqual(trace_page.shorter(step)["offset"], {"first": 0, "step": 4})
         step["offset"][7] = 0
         self.assertEqual(trace_page.shorter(step)["offset"], step["offset"])
-        self.assertEqual(trace_page.shorter({"lanes": 0b1000, "offset": [0, 0, 0, 12] + [0] * 28})["offset"], {"first": 12, "step": 0})
+        self.assertEqual(
+            trace_page.shorter({"lanes": 0b1000, "offset": [0, 0, 0, 12] + [0] * 28})["offset"],
+            {"first": 12, "step": 0},
+        )
 
     @unittest.skipUnless(CHROMIUM, "no Chromium here")
     def test_works_in_a_browser_by_keyboard(self) -> None:
@@ -154,12 +172,21 @@ class Page(unittest.TestCase):
             place = lambda: browser.evaluate("document.getElementById('place').textContent")  # noqa: E731
             count = len(self.trace["steps"])
             self.assertEqual(place(), f"step 1 of {count}")
-            self.assertIn("Warp 0 loads from x [2][0] … [2][31]: 32 lanes, 4 bytes each. 4 sectors of 32 bytes move, of which 100 % is used.", what())
+            self.assertIn(
+                "Warp 0 loads from x [2][0] … [2][31]: 32 lanes, 4 bytes each. 4 sectors of 32 bytes move, of which "
+                "100 % is used.",
+                what(),
+            )
             self.assertIn("sum += x[col]", browser.evaluate("document.querySelector('.now').textContent"))
 
             # As counting_test.cu has it: pairs of lanes that get the same from shared memory share a turn.
-            for offset, passes in (("lane * 16", 4), ("48", 2), ("lane % 2 * 16", 2), ("lane % 2 * 128", 4), ("lane % 4 * 16", 4)):
-                step = f"{{operation: 'shared_load', lanes: 0xffffffff, bytes: 16, offset: Array.from({{length: 32}}, (_, lane) => {offset})}}"
+            for offset, passes in (
+                ("lane * 16", 4), ("48", 2), ("lane % 2 * 16", 2), ("lane % 2 * 128", 4), ("lane % 4 * 16", 4),
+            ):
+                step = (
+                    "{operation: 'shared_load', lanes: 0xffffffff, bytes: 16, offset: Array.from({length: 32}, (_, "
+                    f"lane) => {offset})}}"
+                )
                 self.assertEqual(browser.evaluate(f"costOf({step}).passes"), passes, offset)
 
             browser.press("ArrowRight")
@@ -186,9 +213,15 @@ class Page(unittest.TestCase):
             self.assertTrue(place().endswith(f" of {of_warp}"), place())
             self.assertEqual(browser.evaluate("document.getElementById('warp').value"), "1")
 
-            problems = [event for event in browser.events if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")]
+            problems = [
+                event for event in browser.events
+                if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
+            ]
             self.assertEqual(problems, [])
-            asked = [event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+            asked = [
+                event["params"]["request"]["url"] for event in browser.events
+                if event.get("method") == "Network.requestWillBeSent"
+            ]
             self.assertEqual([url for url in asked if not url.startswith("file:")], [])
 
 

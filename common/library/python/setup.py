@@ -1,7 +1,7 @@
 """Puts libnormworklog into the package.
 
-It takes the file that NORMWORKLOG_LIBRARY names, else the newest build of the tree that this folder lies in, else it builds
-one: for a GPU where nvcc and a GPU are here, else for the CPU; NORMWORKLOG_BACKEND=gpu or cpu decides otherwise.
+It takes the file that NORMWORKLOG_LIBRARY names, else the newest build of the tree that this folder lies in, else it
+builds one: for a GPU where nvcc and a GPU are here, else for the CPU; NORMWORKLOG_BACKEND=gpu or cpu decides otherwise.
 """
 
 from __future__ import annotations
@@ -40,14 +40,20 @@ def library() -> Path:
             raise SystemExit(f"NORMWORKLOG_LIBRARY names {named}, and there is no such file")
         return Path(named)
     if not (ROOT / "CMakePresets.json").is_file():
-        raise SystemExit("the package is installed from its repository: pip install ./common/library/python there, or set NORMWORKLOG_LIBRARY")
+        raise SystemExit(
+            "the package is installed from its repository: pip install ./common/library/python there, or set "
+            "NORMWORKLOG_LIBRARY"
+        )
     backend = wanted_backend()
     built = [ROOT / "build" / name / "lib" / LIBRARY_NAME for name in ([backend] if backend else ["gpu", "cpu"])]
     built = [path for path in built if path.is_file()]
     if built:
         return max(built, key=lambda path: path.stat().st_mtime)
     backend = backend or ("gpu" if has_gpu() else "cpu")
-    for command in (["cmake", "--preset", backend], ["cmake", "--build", "--preset", backend, "--target", "normworklog"]):
+    for command in (
+        ["cmake", "--preset", backend],
+        ["cmake", "--build", "--preset", backend, "--target", "normworklog"],
+    ):
         try:
             subprocess.run(command, cwd=ROOT, check=True)
         except (OSError, subprocess.CalledProcessError):

@@ -1,8 +1,9 @@
 """What `./worklog compare` times: this project's kernels through the Python package, and other libraries' norms.
 
 Each contender is one function, from the problem's tensors to y, or to y and h = x + residual. The forward pass is timed
-without gradients. The backward pass is torch.autograd.grad of what it returned, for all contenders alike, so that each is
-timed with the gradient that its users get. A library that cannot be imported is left out, with the reason in the results.
+without gradients. The backward pass is torch.autograd.grad of what it returned, for all contenders alike, so that each
+is timed with the gradient that its users get. A library that cannot be imported is left out, with the reason in the
+results.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Problem:
         return [t for t in (self.x, self.residual, self.gamma, self.beta) if t is not None]
 
     def with_own_statistics(self) -> Problem:
-        """The same tensors but for the running statistics, which a forward pass writes: a graph that saved them cannot be
-        differentiated again once another contender has written them."""
+        """The same tensors but for the running statistics, which a forward pass writes: a graph that saved them cannot
+        be differentiated again once another contender has written them."""
         if self.running_mean is None or self.running_var is None:
             return self
         return replace(self, running_mean=self.running_mean.clone(), running_var=self.running_var.clone())
@@ -90,7 +91,7 @@ def make_problem(operation: str, dtype: torch.dtype, rows: int, cols: int, devic
     return problem
 
 
-# --- The contenders ----------------------------------------------------------------------------------------------------
+# --- The contenders ---------------------------------------------------------------------------------------------------
 def ours(problem: Problem) -> Any:
     import normworklog as nw
 
@@ -114,9 +115,11 @@ def pytorch(problem: Problem) -> Any:
     p = problem
     forward = forward_of(p.operation)
     if forward.startswith("batchnorm"):
-        return F.batch_norm(p.x, p.running_mean, p.running_var, p.gamma, p.beta, forward == "batchnorm_train", MOMENTUM, EPS)
+        training = forward == "batchnorm_train"
+        return F.batch_norm(p.x, p.running_mean, p.running_var, p.gamma, p.beta, training, MOMENTUM, EPS)
     h = p.x if p.residual is None else p.x + p.residual
-    y = F.rms_norm(h, (p.cols,), p.gamma, EPS) if "rmsnorm" in forward else F.layer_norm(h, (p.cols,), p.gamma, p.beta, EPS)
+    is_rms = "rmsnorm" in forward
+    y = F.rms_norm(h, (p.cols,), p.gamma, EPS) if is_rms else F.layer_norm(h, (p.cols,), p.gamma, p.beta, EPS)
     return y if p.residual is None else (y, h)
 
 
@@ -152,9 +155,11 @@ def liger(problem: Problem) -> Any:
         case "layernorm_forward":
             return _imported("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply(p.x, p.gamma, p.beta, EPS)
         case "rmsnorm_forward":
-            return _imported("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply(p.x, p.gamma, EPS, 0.0, "llama", False)
+            norm = _imported("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+            return norm.apply(p.x, p.gamma, EPS, 0.0, "llama", False)
         case "add_rmsnorm_forward":
-            return _imported("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction.apply(p.x, p.residual, p.gamma, EPS, 0.0, "llama", False)
+            norm = _imported("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
+            return norm.apply(p.x, p.residual, p.gamma, EPS, 0.0, "llama", False)
     raise Unavailable("it has no such function")
 
 
@@ -162,7 +167,10 @@ def flash_attention(problem: Problem) -> Any:
     p = problem
     if p.operation.startswith("batchnorm"):
         raise Unavailable("it has no such function")
-    return _flash_attention_norm()(p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None, is_rms_norm="rmsnorm" in p.operation)
+    return _flash_attention_norm()(
+        p.x, p.gamma, p.beta, residual=p.residual, eps=EPS, prenorm=p.residual is not None,
+        is_rms_norm="rmsnorm" in p.operation,
+    )
 
 
 @functools.cache
@@ -174,9 +182,9 @@ def _flash_attention_norm() -> Callable[..., Any]:
 
 
 def _with_warps_enough(configs: list[Any], arguments: dict[str, Any], **_: Any) -> list[Any]:
-    """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread, of several
-    tensors in float32, fit into no registers: such kernels take the compiler minutes, and spill. The backward kernel holds
-    twice as many tensors."""
+    """flash-attention's autotuner tries every number of warps for every row. More than 64 elements to a thread, of
+    several tensors in float32, fit into no registers: such kernels take the compiler minutes, and spill. The backward
+    kernel holds twice as many tensors."""
     most = 32 if "DY" in arguments else 64
     return [config for config in configs if arguments["N"] <= most * 32 * config.num_warps] or configs[-1:]
 
@@ -216,7 +224,8 @@ def apex(problem: Problem) -> Any:
     p = problem
     match forward_of(p.operation):
         case "layernorm_forward":
-            return _imported("apex.normalization.fused_layer_norm").fused_layer_norm_affine(p.x, p.gamma, p.beta, (p.cols,), EPS)
+            norm = _imported("apex.normalization.fused_layer_norm").fused_layer_norm_affine
+            return norm(p.x, p.gamma, p.beta, (p.cols,), EPS)
         case "rmsnorm_forward":
             return _imported("apex.normalization.fused_layer_norm").fused_rms_norm_affine(p.x, p.gamma, (p.cols,), EPS)
     raise Unavailable("it has no such function")
@@ -233,10 +242,12 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a library of another version fails in its own way
-        raise Unavailable(f"{name} cannot be imported: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        raise Unavailable(f"{name} cannot be imported: {type(error).__name__}: {first_line}") from None
 
 
-EXPECTED = ("liger_kernel.ops.layer_norm", "flash_attn.ops.triton.layer_norm", "quack")  # in a run whose results are published
+# In a run whose results are published.
+EXPECTED = ("liger_kernel.ops.layer_norm", "flash_attn.ops.triton.layer_norm", "quack")
 
 
 def missing() -> list[str]:
@@ -266,8 +277,8 @@ NAMES = ("ours", "torch", *COMPILED, *list(CONTENDERS)[2:])
 
 
 def prepare(name: str, problem: Problem) -> tuple[Call, Call]:
-    """(what is timed, which returns its outputs; a whole step as a user's program makes it: forward, and backward where the
-    operation is one). Raises Unavailable, or whatever the library raises."""
+    """(what is timed, which returns its outputs; a whole step as a user's program makes it: forward, and backward where
+    the operation is one). Raises Unavailable, or whatever the library raises."""
     step = compiled(problem, COMPILED[name]) if name in COMPILED else lambda: CONTENDERS[name](problem)
     if not problem.gradients:
         def forward() -> Any:

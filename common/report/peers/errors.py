@@ -3,12 +3,13 @@
 
     python3 common/report/peers/errors.py --program build/gpu/bin/05_welford [--peers common/report/peers/h200.json]
 
-A stage's program writes its inputs as .npy (--save-tensors). PyTorch normalizes them on the GPU, and its y, mean and rstd
-are held against float64 as common/harness/compare.cpp holds a variant's: the same tolerance and the same unit, the last
-place at max(|want|, the root mean square of the wanted row). The rows go into the peers' file as `checks` of the variant
-"torch", beside PyTorch's times. Needs PyTorch with CUDA, and numpy.
+A stage's program writes its inputs as .npy (--save-tensors). PyTorch normalizes them on the GPU, and its y, mean and
+rstd are compared with float64 as common/harness/compare.cpp compares a variant's: the same tolerance and the same unit,
+the last place at max(|want|, the root mean square of the wanted row). The rows go into the peers' file as `checks` of
+the variant "torch", beside PyTorch's times. Needs PyTorch with CUDA, and numpy.
 
-    python3 common/report/peers/errors.py --column-sums docs/data/column_sums_h200.json --program build/gpu/bin/07_backward
+    python3 common/report/peers/errors.py --program build/gpu/bin/07_backward \\
+        --column-sums docs/data/column_sums_h200.json
 
 The same for dgamma and dbeta over many rows, of PyTorch and of stage 07's final kernel, on the same saved data.
 """
@@ -60,7 +61,10 @@ class Examined:
         self.compared = self.differing = 0
         self.largest_error = self.largest_ulp = 0.0
 
-    def add(self, dtype: str, got: numpy.ndarray, want: numpy.ndarray, slack: numpy.ndarray, rms: numpy.ndarray, *, counts_ulp: bool) -> None:
+    def add(
+        self, dtype: str, got: numpy.ndarray, want: numpy.ndarray, slack: numpy.ndarray, rms: numpy.ndarray, *,
+        counts_ulp: bool,
+    ) -> None:
         """One output; `rms` is that of each element's row (of the whole vector, for a vector)."""
         import numpy as np
 
@@ -68,10 +72,12 @@ class Examined:
         overflows = np.abs(want) >= largest + ulp_at(dtype, np.array(largest)) / 2
         want = np.where(np.isfinite(want) & overflows, np.copysign(np.inf, want), want)
         finite = np.isfinite(want)
-        unit = np.maximum(ulp_at(dtype, np.where(finite, np.abs(want), 0.0)), ulp_at(dtype, np.where(rms > 0, rms, 1.0)))
+        own_ulp = ulp_at(dtype, np.where(finite, np.abs(want), 0.0))
+        unit = np.maximum(own_ulp, ulp_at(dtype, np.where(rms > 0, rms, 1.0)))
         with np.errstate(invalid="ignore"):
+            alike = (got == want) | (np.isnan(got) & np.isnan(want))
             error = np.where(np.isfinite(got), np.abs(got - want), np.inf)
-            wrong = np.where(finite, ~(error <= atol + rtol * np.abs(want) + slack), ~((got == want) | (np.isnan(got) & np.isnan(want))))
+            wrong = np.where(finite, ~(error <= atol + rtol * np.abs(want) + slack), ~alike)
         self.compared += want.size
         self.differing += int(np.count_nonzero(wrong))
         if finite.any():
@@ -89,7 +95,9 @@ def rms_of_finite(values: numpy.ndarray) -> numpy.ndarray:
     return np.sqrt((np.where(finite, values, 0.0) ** 2).sum(axis=-1, keepdims=True) / count)
 
 
-def examine(dtype: str, x: numpy.ndarray, gamma: numpy.ndarray, beta: numpy.ndarray, outputs: dict[str, numpy.ndarray]) -> Examined:
+def examine(
+    dtype: str, x: numpy.ndarray, gamma: numpy.ndarray, beta: numpy.ndarray, outputs: dict[str, numpy.ndarray]
+) -> Examined:
     """All arrays in float64. The reference and the slack are those of common/harness/reference.h."""
     import numpy as np
 
@@ -138,13 +146,15 @@ def check(folder: Path, dtype: str, shape: tuple[int, int], name: str) -> dict[s
 
     x, gamma, beta = (np.load(folder / f"{tensor}.npy") for tensor in ("x", "gamma", "beta"))
     y, mean, rstd = torch.native_layer_norm(on_gpu(x), [shape[1]], on_gpu(gamma), on_gpu(beta), EPS)
-    outputs = {key: tensor.double().cpu().numpy() for key, tensor in (("y", y), ("mean", mean.reshape(-1)), ("rstd", rstd.reshape(-1)))}
+    tensors = {"y": y, "mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
+    outputs = {key: tensor.double().cpu().numpy() for key, tensor in tensors.items()}
     found = examine(dtype, in_float64(x), in_float64(gamma), in_float64(beta), outputs)
     finite = found.largest_ulp < float("inf")
     return {
         "variant": "torch", "operation": OPERATION, "dtype": dtype, "rows": shape[0], "cols": shape[1], "input": name,
         "verdict": "passed" if found.differing == 0 else "failed",
-        "max_ulp_error": found.largest_ulp if finite else None, "max_abs_error": found.largest_error if found.largest_error < float("inf") else None,
+        "max_ulp_error": found.largest_ulp if finite else None,
+        "max_abs_error": found.largest_error if found.largest_error < float("inf") else None,
         "differing": found.differing, "compared": found.compared,
     }
 
@@ -156,15 +166,19 @@ def column_sum_errors(folder: Path, outputs: dict[str, numpy.ndarray]) -> dict[s
 
     x, dy, mean, rstd = (in_float64(np.load(folder / f"{tensor}.npy")) for tensor in ("x", "dy", "mean", "rstd"))
     terms = {"dgamma": dy * (x - mean.reshape(-1, 1)) * rstd.reshape(-1, 1), "dbeta": dy}
-    errors = {name: np.abs(outputs[name] - of.sum(axis=0)) / np.sqrt((of * of).sum(axis=0)) / U for name, of in terms.items()}
-    return {name: {"largest": float(np.max(of)), "rms": float(np.sqrt(np.mean(of * of)))} for name, of in errors.items()}
+    found = {}
+    for name, of in terms.items():
+        errors = np.abs(outputs[name] - of.sum(axis=0)) / np.sqrt((of * of).sum(axis=0)) / U
+        found[name] = {"largest": float(np.max(errors)), "rms": float(np.sqrt(np.mean(errors * errors)))}
+    return found
 
 
 def torch_column_sums(folder: Path, cols: int) -> dict[str, numpy.ndarray]:
     import numpy as np
     import torch
 
-    dy, x, mean, rstd, gamma = (on_gpu(np.load(folder / f"{tensor}.npy")) for tensor in ("dy", "x", "mean", "rstd", "gamma"))
+    names = ("dy", "x", "mean", "rstd", "gamma")
+    dy, x, mean, rstd, gamma = (on_gpu(np.load(folder / f"{name}.npy")) for name in names)
     _, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
         dy, x, [cols], mean.reshape(-1, 1), rstd.reshape(-1, 1), gamma, torch.zeros_like(gamma), [False, True, True])
     return {"dgamma": dgamma.double().cpu().numpy(), "dbeta": dbeta.double().cpu().numpy()}
@@ -177,30 +191,63 @@ def compare_column_sums(program: Path, file: Path) -> None:
 
     shape = (2**20, 32)
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([program, "--check-only", "--shapes", f"{shape[0]}x{shape[1]}", "--input", "normal", "--dtype", "fp32", "--operation",
-                        "layernorm_backward", "--variant", "persistent", "--save-tensors", folder], check=True, stdout=subprocess.DEVNULL)
+        command = [
+            program, "--check-only", "--shapes", f"{shape[0]}x{shape[1]}", "--input", "normal", "--dtype", "fp32",
+            "--operation", "layernorm_backward", "--variant", "persistent", "--save-tensors", folder,
+        ]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         problem = next(Path(folder).iterdir())
         ours = {name: in_float64(np.load(problem / "persistent" / f"{name}.npy")) for name in ("dgamma", "dbeta")}
-        errors = {"persistent": column_sum_errors(problem, ours), "torch": column_sum_errors(problem, torch_column_sums(problem, shape[1]))}
+        errors = {
+            "persistent": column_sum_errors(problem, ours),
+            "torch": column_sum_errors(problem, torch_column_sums(problem, shape[1])),
+        }
     meanings = {"largest": "largest error of a column", "rms": "root of the mean square of the columns' errors"}
-    figures = {f"{who}_{name}" + ("" if kind == "largest" else f"_{kind}"):
-               {"value": round(error, 2), "unit": "count", "meaning": f"{name}: {meanings[kind]}, in units of 2^-24 of the root of a column's terms' squares"}
-               for who, found in errors.items() for name, kinds in found.items() for kind, error in kinds.items()}
-    source = {"title": "dgamma and dbeta over many rows: the error of stage 07's final kernel and of PyTorch on the same data",
-              "gpu": torch.cuda.get_device_name(), "dtype": "fp32", "shape": f"{shape[0]}x{shape[1]}", "torch": torch.__version__, "commit": commit_now(),
-              "commit_note": "The tree that the program was built from"}
+    figures = {
+        f"{who}_{name}" + ("" if kind == "largest" else f"_{kind}"): {
+            "value": round(error, 2),
+            "unit": "count",
+            "meaning": f"{name}: {meanings[kind]}, in units of 2^-24 of the root of a column's terms' squares",
+        }
+        for who, found in errors.items()
+        for name, kinds in found.items()
+        for kind, error in kinds.items()
+    }
+    source = {
+        "title": "dgamma and dbeta over many rows: the error of stage 07's final kernel "
+        "and of PyTorch on the same data",
+        "gpu": torch.cuda.get_device_name(),
+        "dtype": "fp32",
+        "shape": f"{shape[0]}x{shape[1]}",
+        "torch": torch.__version__,
+        "commit": commit_now(),
+        "commit_note": "The tree that the program was built from",
+    }
     file.write_text(dump({"source": source, "figures": figures}), encoding="utf-8")
     for who, found in errors.items():
-        print(f"{who}: " + ", ".join(f"{name} {kinds['largest']:.1f} ({kinds['rms']:.1f})" for name, kinds in found.items()))
+        said = [f"{name} {kinds['largest']:.1f} ({kinds['rms']:.1f})" for name, kinds in found.items()]
+        print(f"{who}: {', '.join(said)}")
 
 
 def main() -> int:
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--program", required=True, type=Path, help="a stage's program that does all three types: 05_welford")
+    parser.add_argument(
+        "--program", required=True, type=Path, help="a stage's program that does all three types: 05_welford"
+    )
     parser.add_argument("--shapes", default="1024x1024", help="ROWSxCOLS, a list (default: 1024x1024)")
-    parser.add_argument("--peers", type=Path, default=here / "h200.json", help="the file whose checks are written anew (default: h200.json)")
-    parser.add_argument("--column-sums", type=Path, metavar="FILE", help="compare dgamma and dbeta over 2^20 rows instead, and write FILE; the program is 07_backward")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=here / "h200.json",
+        help="the file whose checks are written anew (default: h200.json)",
+    )
+    parser.add_argument(
+        "--column-sums",
+        type=Path,
+        metavar="FILE",
+        help="compare dgamma and dbeta over 2^20 rows instead, and write FILE; the program is 07_backward",
+    )
     options = parser.parse_args()
 
     import torch
@@ -213,8 +260,10 @@ def main() -> int:
         return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        command = [options.program, "--check-only", "--shapes", options.shapes, "--input", "all", "--operation", OPERATION,
-                   "--variant", "layer_norm", "--param-dtype", "same", "--save-tensors", folder]
+        command = [
+            options.program, "--check-only", "--shapes", options.shapes, "--input", "all", "--operation", OPERATION,
+            "--variant", "layer_norm", "--param-dtype", "same", "--save-tensors", folder,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for problem in sorted(Path(folder).iterdir()):
             _, dtype, shape, name = problem.name.split("-")
@@ -222,8 +271,10 @@ def main() -> int:
             rows.append(check(problem, dtype, (rows_cols[0], rows_cols[1]), name))
             print(f"{dtype} {shape} {name}: {rows[-1]['verdict']}, {rows[-1]['max_ulp_error']} ulp")
     document = json.loads(options.peers.read_text(encoding="utf-8"))
-    document["context"]["checks"] = (f"torch {torch.__version__} layer_norm on {torch.cuda.get_device_name()}, on the harness's inputs, "
-                                     "held against float64 as common/harness/compare.cpp does")
+    document["context"]["checks"] = (
+        f"torch {torch.__version__} layer_norm on {torch.cuda.get_device_name()}, on the harness's inputs, "
+        "held against float64 as common/harness/compare.cpp does"
+    )
     document["checks"] = rows
     options.peers.write_text(dump(document), encoding="utf-8")
     return 0
@@ -233,9 +284,12 @@ def dump(document: dict[str, Any]) -> str:
     """In the layout that the file has: a line for each row."""
     parts = []
     for key, value in document.items():
-        entries = [json.dumps(row) for row in value] if isinstance(value, list) else [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
-        opening, closing = "[]" if isinstance(value, list) else "{}"
-        parts.append(f"  {json.dumps(key)}: {opening}\n" + ",\n".join(f"    {entry}" for entry in entries) + f"\n  {closing}")
+        if isinstance(value, list):
+            entries, (opening, closing) = [json.dumps(row) for row in value], "[]"
+        else:
+            entries, (opening, closing) = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()], "{}"
+        lines = ",\n".join(f"    {entry}" for entry in entries)
+        parts.append(f"  {json.dumps(key)}: {opening}\n{lines}\n  {closing}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -1,9 +1,9 @@
 """LayerNorm by the scheme of Triton's tutorial, written for this project: what many people start from.
 
-Forward, a program to a row, which it reads three times in blocks: for the mean, for the variance, for y. Backward, a program
-to a row as well, which holds it whole; it adds its share of dgamma and dbeta to one of a few partial rows, behind a lock, and a
-second kernel sums these. A row must fit into 64 KiB, and the order of the additions hangs on who comes first, so that dgamma
-and dbeta differ in their last places from run to run.
+Forward, a program to a row, which it reads three times in blocks: for the mean, for the variance, for y. Backward, a
+program to a row as well, which holds it whole; it adds its share of dgamma and dbeta to one of a few partial rows,
+behind a lock, and a second kernel sums these. A row must fit into 64 KiB, and the order of the additions depends on
+who comes first, so that dgamma and dbeta differ in their last places from run to run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def _forward(x, gamma, beta, y, means, rstds, stride, cols, eps, block: tl.const
 
 
 @triton.jit
-def _backward_rows(dy, x, gamma, means, rstds, dx, partial_gamma, partial_beta, locks, stride, cols, groups: tl.constexpr, block: tl.constexpr):
+def _backward_rows(
+    dy, x, gamma, means, rstds, dx, partial_gamma, partial_beta, locks, stride, cols, groups: tl.constexpr,
+    block: tl.constexpr,
+):
     row = tl.program_id(0)
     at = tl.arange(0, block)
     inside = at < cols
@@ -82,7 +85,9 @@ def _backward_rows(dy, x, gamma, means, rstds, dx, partial_gamma, partial_beta, 
 
 
 @triton.jit
-def _backward_columns(partial_gamma, partial_beta, dgamma, dbeta, groups, cols, rows_at_once: tl.constexpr, cols_at_once: tl.constexpr):
+def _backward_columns(
+    partial_gamma, partial_beta, dgamma, dbeta, groups, cols, rows_at_once: tl.constexpr, cols_at_once: tl.constexpr
+):
     col = tl.program_id(0) * cols_at_once + tl.arange(0, cols_at_once)
     to_gamma = tl.zeros([rows_at_once, cols_at_once], dtype=tl.float32)
     to_beta = tl.zeros([rows_at_once, cols_at_once], dtype=tl.float32)
@@ -124,9 +129,13 @@ class _LayerNorm(torch.autograd.Function):
         locks = torch.zeros(2 * groups, dtype=torch.int32, device=x.device)
         partial = torch.zeros(2, groups, cols, dtype=torch.float32, device=x.device)
         dx, dgamma, dbeta = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
-        _backward_rows[(rows,)](dy.contiguous(), x, gamma, means, rstds, dx, partial[0], partial[1], locks, x.stride(0), cols, groups=groups,
-                                block=ctx.block, num_warps=ctx.warps)
-        _backward_columns[(triton.cdiv(cols, 128),)](partial[0], partial[1], dgamma, dbeta, min(groups, rows), cols, rows_at_once=32, cols_at_once=128)
+        _backward_rows[(rows,)](
+            dy.contiguous(), x, gamma, means, rstds, dx, partial[0], partial[1], locks, x.stride(0), cols,
+            groups=groups, block=ctx.block, num_warps=ctx.warps,
+        )
+        _backward_columns[(triton.cdiv(cols, 128),)](
+            partial[0], partial[1], dgamma, dbeta, min(groups, rows), cols, rows_at_once=32, cols_at_once=128
+        )
         return dx, dgamma, dbeta, None
 
 

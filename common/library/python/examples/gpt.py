@@ -2,14 +2,14 @@
 """A small GPT, trained twice: with PyTorch's norms and with this library's.
 
     python common/library/python/examples/gpt.py --json docs/data/gpt_h200.json     on a GPU: 6 layers, 300 steps
-    python common/library/python/examples/gpt.py --seeds 3                          the same three times, with other weights and batches
-    python common/library/python/examples/gpt.py --tiny                             on a CPU, with a CPU build of the library
+    python common/library/python/examples/gpt.py --seeds 3      the same three times, with other weights and batches
+    python common/library/python/examples/gpt.py --tiny         on a CPU, with a CPU build of the library
 
-The same weights at the start, the same batches in the same order: what differs is the norms. It is said how far the loss curves
-lie apart, beside how far PyTorch's own lies from one whose norms compute in another order, a compiled PyTorch: that is the
-noise, since training multiplies every rounding. One seed gives one sample of it, --seeds more. The text is made here, by a
-grammar with a seed, so that nothing is downloaded and a model has something to learn: words follow each other by rules, and
-brackets close.
+The same weights at the start, the same batches in the same order: what differs is the norms. It is said how far the
+loss curves lie apart, beside how far PyTorch's own lies from one whose norms compute in another order, a compiled
+PyTorch: that is the noise, since training multiplies every rounding. One seed gives one sample of it, --seeds more. The
+text is made here, by a grammar with a seed, so that nothing is downloaded and a model has something to learn: words
+follow each other by rules, and brackets close.
 
 A step is timed with each: forward, backward and optimizer, on the host's clock.
 """
@@ -39,14 +39,15 @@ from torch import Tensor, nn
 import normworklog
 
 
-# --- Text --------------------------------------------------------------------------------------------------------------
+# --- Text -------------------------------------------------------------------------------------------------------------
 NOUNS = ("kernel", "warp", "row", "block", "lane", "sum", "cache", "vector", "register", "grid")
 VERBS = ("reads", "adds", "waits for", "keeps", "loads", "writes", "hides", "shares")
 ADJECTIVES = ("wide", "narrow", "cold", "warm", "odd", "last", "first", "slow")
 
 
 def make_text(characters: int, seed: int) -> str:
-    """Sentences of a small grammar: nested brackets, counts that grow, and nouns that come back in the next sentence."""
+    """Sentences of a small grammar: nested brackets, counts that grow, and nouns that come back in the next
+    sentence."""
     chance = random.Random(seed)
     words: list[str] = []
     length, noun, number = 0, chance.choice(NOUNS), 1
@@ -54,7 +55,9 @@ def make_text(characters: int, seed: int) -> str:
     def phrase(depth: int) -> str:
         nonlocal noun
         noun = chance.choice(NOUNS)
-        inner = f" ({phrase(depth + 1)} {chance.choice(VERBS)} {phrase(depth + 1)})" if depth < 2 and chance.random() < 0.25 else ""
+        inner = ""
+        if depth < 2 and chance.random() < 0.25:
+            inner = f" ({phrase(depth + 1)} {chance.choice(VERBS)} {phrase(depth + 1)})"
         return f"the {chance.choice(ADJECTIVES) + ' ' if chance.random() < 0.5 else ''}{noun}{inner}"
 
     while length < characters:
@@ -66,7 +69,7 @@ def make_text(characters: int, seed: int) -> str:
     return "".join(words)[:characters]
 
 
-# --- The model ---------------------------------------------------------------------------------------------------------
+# --- The model --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Size:
     layers: int = 6
@@ -92,7 +95,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(size.width, 4 * size.width), nn.Linear(4 * size.width, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.before_attention(x)).chunk(3, dim=-1))
+        parts = self.qkv(self.before_attention(x)).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.before_mlp(x))))
 
@@ -114,7 +118,7 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.last(self.blocks(x))).flatten(0, 1).float(), targets.flatten())
 
 
-# --- Training ----------------------------------------------------------------------------------------------------------
+# --- Training ---------------------------------------------------------------------------------------------------------
 def batches(size: Size, device: str, seed: int) -> tuple[int, Callable[[int], tuple[Tensor, Tensor]]]:
     """How many letters there are, and the batch of each step: the same in every run of a seed."""
     text = make_text(size.text, seed=1)
@@ -131,7 +135,9 @@ def batches(size: Size, device: str, seed: int) -> tuple[int, Callable[[int], tu
     return len(letters), batch
 
 
-def train(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any], seed: int) -> tuple[list[float], list[float]]:
+def train(
+    size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gpt], Any], seed: int
+) -> tuple[list[float], list[float]]:
     """The loss and the seconds of each step."""
     torch.manual_seed(seed)
     torch.compiler.reset()  # what was compiled for another seed's model is of no use to this one
@@ -171,7 +177,8 @@ def train_seeds(size: Size, device: str, dtype: torch.dtype, norms: Callable[[Gp
 
 
 def compiled_norms(model: Gpt) -> Gpt:
-    """PyTorch's norms through Inductor, which add in another order: what a difference in rounding alone does to a run."""
+    """PyTorch's norms through Inductor, which add in another order: what a difference in rounding alone does to a
+    run."""
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             module.forward = torch.compile(module.forward, dynamic=False)
@@ -203,14 +210,19 @@ def most_apart(first: list[list[float]], second: list[list[float]]) -> dict[str,
 
 def commit() -> str:
     """Of the tree that this file lies in, where git can tell."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     return asked.stdout.strip() or os.environ.get("WORKLOG_COMMIT", "unknown")
 
 
 def source_hashes() -> dict[str, str]:
-    """Of the kernels that these norms run, where the repository is there: by them a chart sees whether they have changed since."""
+    """Of the kernels that these norms run, where the repository is there: by them a chart sees whether they have
+    changed since."""
     program = Path("../../../report/source_hash.py")
-    asked = subprocess.run([sys.executable, program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        [sys.executable, program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     hashes = dict(line.split() for line in asked.stdout.splitlines())
     return {stage: hashes[stage] for stage in ("05_welford", "06_fused_residual", "07_backward") if stage in hashes}
 
@@ -218,10 +230,21 @@ def source_hashes() -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a toy size for a CPU")
-    parser.add_argument("--seeds", type=int, default=1, help="how many times to train, each with other weights and batches (default: 1)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="how many times to train, each with other weights and batches (default: 1)"
+    )
     parser.add_argument("--steps", type=int, help="how many (default: 300; 6 with --tiny)")
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of the parameters and the activations (default: bf16)")
-    parser.add_argument("--runs", default="all", help=f"which of {', '.join(RUNS)}; separated by semicolons (default: all; two with --tiny)")
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp32"),
+        default="bf16",
+        help="of the parameters and the activations (default: bf16)",
+    )
+    parser.add_argument(
+        "--runs",
+        default="all",
+        help=f"which of {', '.join(RUNS)}; separated by semicolons (default: all; two with --tiny)",
+    )
     parser.add_argument("--json", type=Path, help="file to write losses and times to")
     options = parser.parse_args(arguments)
     device = "cuda" if normworklog.backend() == "cuda" else "cpu"
@@ -233,7 +256,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--seeds is {options.seeds}; it must be 1 or more")
     if options.steps:
         size = Size(**{**asdict(size), "steps": options.steps, "warm_up": min(size.warm_up, options.steps - 1)})
-    chosen = list(RUNS)[:2] if options.tiny and options.runs == "all" else list(RUNS) if options.runs == "all" else options.runs.split(";")
+    chosen = options.runs.split(";")
+    if options.runs == "all":
+        chosen = list(RUNS)[:2] if options.tiny else list(RUNS)
     if unknown := [name for name in chosen if name not in RUNS]:
         parser.error(f"--runs has '{unknown[0]}'; it must be of {'; '.join(RUNS)}")
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype]
@@ -241,19 +266,28 @@ def main(arguments: list[str] | None = None) -> int:
     for name in chosen:
         results[name] = train_seeds(size, device, dtype, RUNS[name], options.seeds)
         for losses in results[name]["losses"]:
-            print(f"{name:24} loss {losses[0]:.4f} to {losses[-1]:.4f}, a step {results[name]['step_seconds'] * 1e3:.2f} ms", flush=True)
-    differences = {name: most_apart(results["torch"]["losses"], result["losses"]) for name, result in results.items() if name != "torch"} if "torch" in results else {}
+            step = results[name]["step_seconds"] * 1e3
+            print(f"{name:24} loss {losses[0]:.4f} to {losses[-1]:.4f}, a step {step:.2f} ms", flush=True)
+    differences = {}
+    if "torch" in results:
+        others = {name: result["losses"] for name, result in results.items() if name != "torch"}
+        differences = {name: most_apart(results["torch"]["losses"], losses) for name, losses in others.items()}
     for name, difference in differences.items():
         print(f"{name:24} from torch: at most {difference['largest']:.4f}, at the end {difference['at_the_end']:.4f}")
     if "ours" in differences and ROUNDING in differences:
-        print(f"the largest gap over {options.seeds} seed{'s' if options.seeds > 1 else ''}: ours from torch {differences['ours']['largest']:.4f}, "
-              f"by rounding alone {differences[ROUNDING]['largest']:.4f}")
+        ours, rounding = (differences[name]["largest"] for name in ("ours", ROUNDING))
+        seeds = f"{options.seeds} seed{'s' if options.seeds > 1 else ''}"
+        print(f"the largest gap over {seeds}: ours from torch {ours:.4f}, by rounding alone {rounding:.4f}")
     if options.json:
-        context = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__, "dtype": options.dtype,
-                   "date": time.strftime("%Y-%m-%d", time.gmtime()), "library": normworklog.__version__, "commit": commit(), "source_hashes": source_hashes(), "seeds": options.seeds,
-                   "size": asdict(size)}
+        context = {
+            "device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__,
+            "dtype": options.dtype, "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "library": normworklog.__version__, "commit": commit(), "source_hashes": source_hashes(),
+            "seeds": options.seeds, "size": asdict(size),
+        }
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"context": context, "runs": results, "apart": differences}) + "\n", encoding="utf-8")
+        document = {"context": context, "runs": results, "apart": differences}
+        options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
     return 0
 
 

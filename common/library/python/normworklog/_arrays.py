@@ -87,7 +87,10 @@ def view(name: str, array: Any, stream: int) -> View:
     if is_numpy(array):
         return _view_of_numpy(name, array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
-        raise TypeError(f"{name} is a {type(array).__name__}; it must be a torch.Tensor, a numpy.ndarray or an array that speaks DLPack")
+        raise TypeError(
+            f"{name} is a {type(array).__name__}; it must be a torch.Tensor, a numpy.ndarray or an array that speaks "
+            "DLPack"
+        )
     return _view_of_dlpack(name, array, stream)
 
 
@@ -95,7 +98,10 @@ def _view_of_numpy(name: str, array: Any) -> View:
     # ml_dtypes' bfloat16 is known by its name, so that this need not import it.
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(array.dtype.name)
     if dtype is None or not array.dtype.isnative:
-        raise TypeError(f"{name} is of type {array.dtype}; it must be float32, float16 or ml_dtypes.bfloat16, in the machine's byte order")
+        raise TypeError(
+            f"{name} is of type {array.dtype}; it must be float32, float16 or ml_dtypes.bfloat16, in the machine's "
+            "byte order"
+        )
     if any(stride % array.itemsize for stride in array.strides):
         raise ValueError(f"{name} has strides of {array.strides} bytes, which are no whole numbers of elements")
     strides = tuple(stride // array.itemsize for stride in array.strides)
@@ -122,7 +128,10 @@ def _view_of_dlpack(name: str, array: Any, stream: int) -> View:
         tensor, readonly = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor")), False
     dtype = _DTYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
     if dtype is None:
-        raise TypeError(f"{name} has elements of DLPack's type ({tensor.dtype.code}, {tensor.dtype.bits} bits); it must be float32, float16 or bfloat16")
+        raise TypeError(
+            f"{name} has elements of DLPack's type ({tensor.dtype.code}, {tensor.dtype.bits} bits); it must be "
+            "float32, float16 or bfloat16"
+        )
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else row_major(shape)
     device = ("cpu" if kind in (CPU, CUDA_HOST) else "cuda", number)
@@ -133,7 +142,9 @@ def _view_of_dlpack(name: str, array: Any, stream: int) -> View:
 def is_row_major(array: View) -> bool:
     """Whether it has no gaps; an axis of one element may have any stride."""
     return math.prod(array.shape) == 0 or all(
-        size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, row_major(array.shape)))
+        size == 1 or stride == wanted
+        for size, stride, wanted in zip(array.shape, array.strides, row_major(array.shape))
+    )
 
 
 def rows_of(array: View) -> tuple[int, int, int] | None:
@@ -161,7 +172,10 @@ def compact(name: str, array: Any) -> Any:
     namespace = _namespace(array)
     if hasattr(namespace, "ascontiguousarray"):
         return namespace.ascontiguousarray(array)
-    raise ValueError(f"{name} is not contiguous, and a {type(array).__name__} names no library that could copy it; please pass a contiguous one")
+    raise ValueError(
+        f"{name} is not contiguous, and a {type(array).__name__} names no library that could copy it; please pass a "
+        "contiguous one"
+    )
 
 
 def _namespace(array: Any) -> Any:
@@ -181,8 +195,10 @@ def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
         return numpy.empty(shape, dtype=like.dtype if dtype is None else numpy.float32)
     namespace = _namespace(like)
     if namespace is None or not hasattr(namespace, "empty"):
-        raise TypeError(f"a {type(like).__name__} names no library that could make arrays like it (__array_namespace__); "
-                        "please pass `out`, with arrays for every result")
+        raise TypeError(
+            f"a {type(like).__name__} names no library that could make arrays like it (__array_namespace__); "
+            "please pass `out`, with arrays for every result"
+        )
     kind = like.dtype if dtype is None else namespace.float32
     try:
         return namespace.empty(tuple(shape), dtype=kind, device=like.device)

@@ -41,7 +41,7 @@ def _also_on_tensors(function: Function) -> Function:
     return dispatched  # type: ignore[return-value]
 
 
-# --- What is accepted --------------------------------------------------------------------------------------------------
+# --- What is accepted -------------------------------------------------------------------------------------------------
 class Call:
     """One call: its arguments as they were given and as memory. Views stay here until it has returned."""
 
@@ -64,7 +64,10 @@ class Call:
         library = _library.load()
         if found.device[0] != library.device_type:
             where = "a CUDA device" if library.on_gpu else "the CPU"
-            raise ValueError(f"{name} is on {found.device[0]}; it must be on {where}, which is what this build of the library works on")
+            raise ValueError(
+                f"{name} is on {found.device[0]}; it must be on {where}, which is what this build of the library works "
+                "on"
+            )
         self.views.append(found)
         return found
 
@@ -102,9 +105,13 @@ class Call:
         return address(gamma_at), address(beta_at), _library.DTYPES[some.dtype]
 
     def rows(self, name: str, array: Any, found: View) -> tuple[int, int, int, int]:
-        """(address, rows, cols, stride) of the last axis, of a copy where its rows are not evenly spaced runs of elements."""
+        """(address, rows, cols, stride) of the last axis, of a copy where its rows are not evenly spaced runs of
+        elements."""
         if not found.shape or found.shape[-1] == 0:
-            raise ValueError(f"{name} has the shape {found.shape}; it must have at least one axis, of which the last must not be empty")
+            raise ValueError(
+                f"{name} has the shape {found.shape}; it must have at least one axis, of which the last must not be "
+                "empty"
+            )
         at = _arrays.rows_of(found)
         if at is None:
             found = self.view(name, _arrays.compact(name, array))
@@ -122,7 +129,10 @@ class Call:
         if found.shape != tuple(shape):
             raise ValueError(f"out ({name}) has the shape {found.shape}; it must be {tuple(shape)}")
         if found.readonly or not _arrays.is_row_major(found):
-            raise ValueError(f"out ({name}) is {'read-only' if found.readonly else 'not contiguous'}; it must be a contiguous array that can be written to")
+            raise ValueError(
+                f"out ({name}) is {'read-only' if found.readonly else 'not contiguous'}; it must be a contiguous array "
+                "that can be written to"
+            )
         self.same_device(f"out ({name})", found, x)
         return array, found.pointer
 
@@ -131,9 +141,11 @@ def address(found: View | None) -> int:
     return found.pointer if found else 0
 
 
-# --- Norms over rows ---------------------------------------------------------------------------------------------------
-def _forward(x: Array, residual: Array | None, gamma: Array | None, beta: Array | None, eps: float, centered: bool, round_before_gamma: bool,
-             outputs: Sequence[str], out: Any, stream: int | None) -> list[Array]:
+# --- Norms over rows --------------------------------------------------------------------------------------------------
+def _forward(
+    x: Array, residual: Array | None, gamma: Array | None, beta: Array | None, eps: float, centered: bool,
+    round_before_gamma: bool, outputs: Sequence[str], out: Any, stream: int | None,
+) -> list[Array]:
     """The `outputs` of a norm, in their order: of y, h, mean and rstd."""
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
@@ -146,14 +158,19 @@ def _forward(x: Array, residual: Array | None, gamma: Array | None, beta: Array 
     at = {name: made[name][1] if name in made else 0 for name in ("y", "h", "mean", "rstd")}
     if residual is None:
         function = _library.layer_norm if centered else _library.rms_norm
-        function(x_at, gamma_at, beta_at, at["y"], at["mean"], at["rstd"], rows, cols, x_stride, cols, eps, round_before_gamma,
-                 _library.DTYPES[x_view.dtype], parameter_type, call.stream)
+        function(
+            x_at, gamma_at, beta_at, at["y"], at["mean"], at["rstd"], rows, cols, x_stride, cols, eps,
+            round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+        )
     else:
         residual_view = call.like("residual", residual, x_view)
         residual_at, _, _, residual_stride = call.rows("residual", residual, residual_view)
         function = _library.add_layer_norm if centered else _library.add_rms_norm
-        function(x_at, residual_at, gamma_at, beta_at, at["h"], at["y"], at["mean"], at["rstd"], rows, cols, x_stride, residual_stride, cols, cols, eps,
-                 round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream)
+        function(
+            x_at, residual_at, gamma_at, beta_at, at["h"], at["y"], at["mean"], at["rstd"], rows, cols, x_stride,
+            residual_stride, cols, cols, eps, round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type,
+            call.stream,
+        )
     return [made[name][0] for name in outputs]
 
 
@@ -162,33 +179,40 @@ def layer_norm(x: Array, gamma: Array | None = None, beta: Array | None = None, 
                stream: int | None = None) -> Array:
     """y = (x - mean) / sqrt(variance + eps) * gamma + beta over the last axis of x.
 
-    x may have any number of axes; gamma and beta are [cols], of x's type or float32, None for ones and zeros. Rows that lie
-    apart by a fixed stride are read where they are, other layouts are copied first. `out` takes the result in the place of a
-    new array, and `stream` is a cudaStream_t as an integer (both for arrays other than PyTorch's, which are allocated by
-    PyTorch and computed on its current stream). Raises TypeError and ValueError that name the argument.
+    x may have any number of axes; gamma and beta are [cols], of x's type or float32, None for ones and zeros. Rows that
+    lie apart by a fixed stride are read where they are, other layouts are copied first. `out` takes the result
+    instead of a new array, and `stream` is a cudaStream_t as an integer (both for arrays other than PyTorch's, which
+    are allocated by PyTorch and computed on its current stream). Raises TypeError and ValueError that name the
+    argument.
     """
     return _forward(x, None, gamma, beta, eps, True, False, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
-def rms_norm(x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-             stream: int | None = None) -> Array:
-    """y = x / sqrt(mean(x^2) + eps) * gamma over the last axis of x. With `round_before_gamma` the quotient is rounded to x's
-    type before it is multiplied, as LLaMA's code has it. All else as in layer_norm."""
+def rms_norm(
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
+    stream: int | None = None,
+) -> Array:
+    """y = x / sqrt(mean(x^2) + eps) * gamma over the last axis of x. With `round_before_gamma` the quotient is rounded
+    to x's type before it is multiplied, as LLaMA's code has it. All else as in layer_norm."""
     return _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
-def add_layer_norm(x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-                   stream: int | None = None) -> tuple[Array, Array]:
+def add_layer_norm(
+    x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = layer_norm(h), in one trip through memory."""
     y, h = _forward(x, _given(residual), gamma, beta, eps, True, False, ("y", "h"), out, stream)
     return y, h
 
 
 @_also_on_tensors
-def add_rms_norm(x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-                 stream: int | None = None) -> tuple[Array, Array]:
+def add_rms_norm(
+    x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = rms_norm(h), in one trip through memory."""
     y, h = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h"), out, stream)
     return y, h
@@ -201,71 +225,99 @@ def _given(residual: Array) -> Array:
 
 
 @_also_on_tensors
-def layer_norm_forward(x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-                       stream: int | None = None) -> tuple[Array, Array, Array]:
-    """(y, mean, rstd): layer_norm, with what its backward pass needs: float32, [rows], rows being the leading axes' product."""
+def layer_norm_forward(
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
+    stream: int | None = None,
+) -> tuple[Array, Array, Array]:
+    """(y, mean, rstd): layer_norm, with what its backward pass needs: float32, [rows], rows being the leading axes'
+    product."""
     y, mean, rstd = _forward(x, None, gamma, beta, eps, True, False, ("y", "mean", "rstd"), out, stream)
     return y, mean, rstd
 
 
 @_also_on_tensors
-def rms_norm_forward(x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-                     stream: int | None = None) -> tuple[Array, Array]:
+def rms_norm_forward(
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
+    stream: int | None = None,
+) -> tuple[Array, Array]:
     """(y, rstd): rms_norm, with what its backward pass needs."""
     y, rstd = _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y", "rstd"), out, stream)
     return y, rstd
 
 
 @_also_on_tensors
-def add_layer_norm_forward(x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-                           stream: int | None = None) -> tuple[Array, Array, Array, Array]:
+def add_layer_norm_forward(
+    x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array, Array, Array]:
     """(y, h, mean, rstd): add_layer_norm, with what its backward pass needs; that is layer_norm_backward of h."""
-    y, h, mean, rstd = _forward(x, _given(residual), gamma, beta, eps, True, False, ("y", "h", "mean", "rstd"), out, stream)
+    y, h, mean, rstd = _forward(
+        x, _given(residual), gamma, beta, eps, True, False, ("y", "h", "mean", "rstd"), out, stream
+    )
     return y, h, mean, rstd
 
 
 @_also_on_tensors
-def add_rms_norm_forward(x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
-                         out: Any = None, stream: int | None = None) -> tuple[Array, Array, Array]:
+def add_rms_norm_forward(
+    x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array, Array]:
     """(y, h, rstd): add_rms_norm, with what its backward pass needs; that is rms_norm_backward of h."""
-    y, h, rstd = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h", "rstd"), out, stream)
+    y, h, rstd = _forward(
+        x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h", "rstd"), out, stream
+    )
     return y, h, rstd
 
 
-def _backward(dy: Array, x: Array, dh: Array | None, mean: Array | None, rstd: Array, gamma: Array | None, centered: bool, outputs: Sequence[str],
-              out: Any, stream: int | None) -> list[Array]:
+def _backward(
+    dy: Array, x: Array, dh: Array | None, mean: Array | None, rstd: Array, gamma: Array | None, centered: bool,
+    outputs: Sequence[str], out: Any, stream: int | None,
+) -> list[Array]:
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
     x_at, rows, cols, x_stride = call.rows("x", x, x_view)
     dy_at, _, _, dy_stride = call.rows("dy", dy, call.like("dy", dy, x_view))
     dh_at, _, _, dh_stride = call.rows("dh", dh, call.like("dh", dh, x_view)) if dh is not None else (0, 0, 0, cols)
-    statistics = [address(call.vector(name, array, rows, x_view, "fp32")) for name, array in (("mean", mean), ("rstd", rstd))]
+    statistics = [
+        address(call.vector(name, array, rows, x_view, "fp32")) for name, array in (("mean", mean), ("rstd", rstd))
+    ]
     gamma_view = call.vector("gamma", gamma, cols, x_view)
     parameter = gamma_view.dtype if gamma_view else x_view.dtype
     made = [call.result("dx", x, x_view, x_view.shape)]
-    made += [call.result(name, gamma if gamma_view else x, x_view, (cols,), parameter if parameter != x_view.dtype else None) for name in outputs[1:]]
+    made += [
+        call.result(name, gamma if gamma_view else x, x_view, (cols,), parameter if parameter != x_view.dtype else None)
+        for name in outputs[1:]
+    ]
     at = [pointer for _, pointer in made] + [0] * (3 - len(made))
     function = _library.layer_norm_backward if centered else _library.rms_norm_backward
-    function(dy_at, x_at, dh_at, address(gamma_view), *statistics, *at, 0, 0, rows, cols, dy_stride, x_stride, dh_stride, cols,
-             _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream)
+    function(
+        dy_at, x_at, dh_at, address(gamma_view), *statistics, *at, 0, 0, rows, cols, dy_stride, x_stride, dh_stride,
+        cols, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream,
+    )
     return [array for array, _ in made]
 
 
 @_also_on_tensors
-def layer_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *, out: Any = None,
-                        stream: int | None = None) -> tuple[Array, Array, Array]:
+def layer_norm_backward(
+    dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta) from the gradient dy of y, with the mean and rstd of the forward pass.
 
-    For add_layer_norm, x is its h, dh is the gradient that reaches h past the norm, and dx that of x and residual alike.
-    dgamma and dbeta are of gamma's type. The sums over rows come out the same in every run.
+    For add_layer_norm, x is its h, dh is the gradient that reaches h past the norm, and dx that of x and residual
+    alike. dgamma and dbeta are of gamma's type. The sums over rows come out the same in every run.
     """
-    dx, dgamma, dbeta = _backward(dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, ("dx", "dgamma", "dbeta"), out, stream)
+    dx, dgamma, dbeta = _backward(
+        dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, ("dx", "dgamma", "dbeta"), out, stream
+    )
     return dx, dgamma, dbeta
 
 
 @_also_on_tensors
-def rms_norm_backward(dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *, out: Any = None,
-                      stream: int | None = None) -> tuple[Array, Array]:
+def rms_norm_backward(
+    dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *, out: Any = None,
+    stream: int | None = None,
+) -> tuple[Array, Array]:
     """(dx, dgamma) from the gradient dy of y, with the rstd of the forward pass. dh as in layer_norm_backward."""
     dx, dgamma = _backward(dy, x, dh, None, _needed("rstd", rstd), gamma, False, ("dx", "dgamma"), out, stream)
     return dx, dgamma
@@ -277,7 +329,7 @@ def _needed(name: str, array: Array) -> Array:
     return array
 
 
-# --- BatchNorm ---------------------------------------------------------------------------------------------------------
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
 def _channels(name: str, x: View, channel_axis: int) -> tuple[int, int, int, bool]:
     """(samples, channels, pixels, whether the channels come first)."""
     if len(x.shape) < 2:
@@ -297,8 +349,10 @@ def _contiguous(call: Call, name: str, array: Array, found: View) -> View:
     return found if _arrays.is_row_major(found) else call.view(name, _arrays.compact(name, array))
 
 
-def _train(x: Array, running_mean: Array | None, running_var: Array | None, gamma: Array | None, beta: Array | None, momentum: float, eps: float,
-           channel_axis: int, statistics: bool, out: Any, stream: int | None) -> list[Array]:
+def _train(
+    x: Array, running_mean: Array | None, running_var: Array | None, gamma: Array | None, beta: Array | None,
+    momentum: float, eps: float, channel_axis: int, statistics: bool, out: Any, stream: int | None,
+) -> list[Array]:
     outputs = ("y", "save_mean", "save_invstd") if statistics else ("y",)
     call = Call(stream, outputs, out)
     x_view = _contiguous(call, "x", x, call.view("x", x))
@@ -306,14 +360,22 @@ def _train(x: Array, running_mean: Array | None, running_var: Array | None, gamm
     if samples * pixels == 1:
         raise ValueError(f"x has the shape {x_view.shape}; training takes more than one value per channel")
     if (running_mean is None) != (running_var is None):
-        raise ValueError(f"{'running_mean' if running_mean is None else 'running_var'} is None; both running statistics must be given, or neither")
+        raise ValueError(
+            f"{'running_mean' if running_mean is None else 'running_var'} is None; both running statistics must be "
+            "given, or neither"
+        )
     gamma_at, beta_at, parameter_type = call.parameters(gamma, beta, channels, x_view)
-    running = [_in_place(call, name, array, channels, x_view) for name, array in (("running_mean", running_mean), ("running_var", running_var))]
+    running = [
+        _in_place(call, name, array, channels, x_view)
+        for name, array in (("running_mean", running_mean), ("running_var", running_var))
+    ]
     y, y_at = call.result("y", x, x_view, x_view.shape)
     made = [call.result(name, x, x_view, (channels,), "fp32") if statistics else _scratch(call, name, x, channels)
             for name in ("save_mean", "save_invstd")]
-    _library.batch_norm_train(x_view.pointer, gamma_at, beta_at, y_at, *running, made[0][1], made[1][1], 0, 0, samples, channels, pixels, first, momentum,
-                              eps, _library.DTYPES[x_view.dtype], parameter_type, call.stream)
+    _library.batch_norm_train(
+        x_view.pointer, gamma_at, beta_at, y_at, *running, made[0][1], made[1][1], 0, 0, samples, channels, pixels,
+        first, momentum, eps, _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+    )
     return [y, *[array for array, _ in made]]
 
 
@@ -329,19 +391,25 @@ def _in_place(call: Call, name: str, array: Array | None, channels: int, x: View
         return 0
     given = call.view(name, array)
     if given.readonly or not _arrays.is_row_major(given):
-        raise ValueError(f"{name} is {'read-only' if given.readonly else 'not contiguous'}; it must be contiguous and writable, since it is updated")
+        raise ValueError(
+            f"{name} is {'read-only' if given.readonly else 'not contiguous'}; it must be contiguous and writable, "
+            "since it is updated"
+        )
     return given.pointer
 
 
 @_also_on_tensors
-def batch_norm(x: Array, running_mean: Array | None = None, running_var: Array | None = None, gamma: Array | None = None, beta: Array | None = None,
-               training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, channel_axis: int = 1, out: Any = None,
-               stream: int | None = None) -> Array:
+def batch_norm(
+    x: Array, running_mean: Array | None = None, running_var: Array | None = None, gamma: Array | None = None,
+    beta: Array | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
+    channel_axis: int = 1, out: Any = None, stream: int | None = None,
+) -> Array:
     """y = (x - mean) / sqrt(variance + eps) * gamma + beta for each channel of x, which is [N, C] or [N, C, ...].
 
-    In training, mean and variance are those of the batch, and the running statistics (float32, [C], may be None) are updated
-    in place: running += momentum * (new - running), with the unbiased variance. Else they are the running statistics. The
-    argument `channel_axis` may be -1 for [N, ..., C]; PyTorch's tensors say by their strides where their channels lie.
+    In training, mean and variance are those of the batch, and the running statistics (float32, [C], may be None) are
+    updated in place: running += momentum * (new - running), with the unbiased variance. Else they are the running
+    statistics. The argument `channel_axis` may be -1 for [N, ..., C]; PyTorch's tensors say by their strides where
+    their channels lie.
     """
     if training:
         return _train(x, running_mean, running_var, gamma, beta, momentum, eps, channel_axis, False, out, stream)[0]
@@ -352,25 +420,36 @@ def batch_norm(x: Array, running_mean: Array | None = None, running_var: Array |
     x_view = _contiguous(call, "x", x, call.view("x", x))
     samples, channels, pixels, first = _channels("x", x_view, channel_axis)
     gamma_at, beta_at, parameter_type = call.parameters(gamma, beta, channels, x_view)
-    running = [address(call.vector(name, array, channels, x_view, "fp32")) for name, array in (("running_mean", running_mean), ("running_var", running_var))]
+    running = [
+        address(call.vector(name, array, channels, x_view, "fp32"))
+        for name, array in (("running_mean", running_mean), ("running_var", running_var))
+    ]
     y, y_at = call.result("y", x, x_view, x_view.shape)
-    _library.batch_norm_inference(x_view.pointer, gamma_at, beta_at, *running, y_at, samples, channels, pixels, first, eps,
-                                  _library.DTYPES[x_view.dtype], parameter_type, call.stream)
+    _library.batch_norm_inference(
+        x_view.pointer, gamma_at, beta_at, *running, y_at, samples, channels, pixels, first, eps,
+        _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+    )
     return y
 
 
 @_also_on_tensors
-def batch_norm_forward(x: Array, running_mean: Array | None = None, running_var: Array | None = None, gamma: Array | None = None,
-                       beta: Array | None = None, momentum: float = 0.1, eps: float = 1e-5, *, channel_axis: int = 1, out: Any = None,
-                       stream: int | None = None) -> tuple[Array, Array, Array]:
+def batch_norm_forward(
+    x: Array, running_mean: Array | None = None, running_var: Array | None = None, gamma: Array | None = None,
+    beta: Array | None = None, momentum: float = 0.1, eps: float = 1e-5, *, channel_axis: int = 1, out: Any = None,
+    stream: int | None = None,
+) -> tuple[Array, Array, Array]:
     """(y, save_mean, save_invstd): batch_norm in training, with what its backward pass needs."""
-    y, save_mean, save_invstd = _train(x, running_mean, running_var, gamma, beta, momentum, eps, channel_axis, True, out, stream)
+    y, save_mean, save_invstd = _train(
+        x, running_mean, running_var, gamma, beta, momentum, eps, channel_axis, True, out, stream
+    )
     return y, save_mean, save_invstd
 
 
 @_also_on_tensors
-def batch_norm_backward(dy: Array, x: Array, save_mean: Array, save_invstd: Array, gamma: Array | None = None, *, channel_axis: int = 1,
-                        out: Any = None, stream: int | None = None) -> tuple[Array, Array, Array]:
+def batch_norm_backward(
+    dy: Array, x: Array, save_mean: Array, save_invstd: Array, gamma: Array | None = None, *, channel_axis: int = 1,
+    out: Any = None, stream: int | None = None,
+) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta) from the gradient dy of y, with the statistics of the forward pass in training."""
     call = Call(stream, ("dx", "dgamma", "dbeta"), out)
     x_view = _contiguous(call, "x", x, call.view("x", x))
@@ -381,9 +460,15 @@ def batch_norm_backward(dy: Array, x: Array, save_mean: Array, save_invstd: Arra
     gamma_view = call.vector("gamma", gamma, channels, x_view)
     parameter = gamma_view.dtype if gamma_view else x_view.dtype
     made = [call.result("dx", x, x_view, x_view.shape)]
-    made += [call.result(name, gamma if gamma_view else x, x_view, (channels,), parameter if parameter != x_view.dtype else None)
-             for name in ("dgamma", "dbeta")]
-    _library.batch_norm_backward(dy_view.pointer, x_view.pointer, address(gamma_view), *statistics, *[pointer for _, pointer in made], 0, 0, samples,
-                                 channels, pixels, first, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream)
+    made += [
+        call.result(
+            name, gamma if gamma_view else x, x_view, (channels,), parameter if parameter != x_view.dtype else None
+        )
+        for name in ("dgamma", "dbeta")
+    ]
+    _library.batch_norm_backward(
+        dy_view.pointer, x_view.pointer, address(gamma_view), *statistics, *[pointer for _, pointer in made], 0, 0,
+        samples, channels, pixels, first, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream,
+    )
     dx, dgamma, dbeta = (array for array, _ in made)
     return dx, dgamma, dbeta

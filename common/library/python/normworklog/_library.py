@@ -1,8 +1,8 @@
 """libnormworklog: finding it, and calling it.
 
 The functions below mirror those of common/library/norm_worklog.h. They take addresses and numbers and know nothing of
-arrays. Each packs its arguments as the C struct lies in memory and passes one pointer: from Python that takes a third of
-the time that ctypes takes for as many arguments of a call.
+arrays. Each packs its arguments as the C struct lies in memory and passes one pointer: from Python that takes a third
+of the time that ctypes takes for as many arguments of a call.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Library:
         except (OSError, AttributeError) as error:
             raise Error(f"{path} cannot be loaded as {LIBRARY_NAME}: {error}") from None
         if abi_version != ABI_VERSION:
-            raise Error(f"{path} has version {abi_version} of the C interface, and this package needs version {ABI_VERSION}; please build both from one tree")
+            raise Error(
+                f"{path} has version {abi_version} of the C interface, and this package needs version {ABI_VERSION}; "
+                "please build both from one tree"
+            )
         for name in ("nw_version", "nw_backend", "nw_last_error"):
             getattr(self.functions, name).restype = ctypes.c_char_p
         self.functions.nw_workspace_size.argtypes = [ctypes.c_int32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
@@ -87,9 +90,10 @@ class Library:
         raise Error(sentence)
 
 
-# --- Finding it --------------------------------------------------------------------------------------------------------
+# --- Finding it -------------------------------------------------------------------------------------------------------
 def candidates() -> Iterator[Path]:
-    """Where the library is looked for: as the environment says, in the installed package, in the builds of this tree."""
+    """Where the library is looked for: as the environment says, in the installed package, in the builds of this
+    tree."""
     named = os.environ.get("NORMWORKLOG_LIBRARY")
     if named:
         yield Path(named)
@@ -122,10 +126,13 @@ def _load() -> Library:
         if path.is_file():
             return Library(path)
     places = ", ".join(str(path) for path in looked)
-    raise Error(f"there is no {LIBRARY_NAME} (looked for: {places}); build the CMake target normworklog, or set NORMWORKLOG_LIBRARY to the file")
+    raise Error(
+        f"there is no {LIBRARY_NAME} (looked for: {places}); build the CMake target normworklog, or set "
+        "NORMWORKLOG_LIBRARY to the file"
+    )
 
 
-# --- Calling it --------------------------------------------------------------------------------------------------------
+# --- Calling it -------------------------------------------------------------------------------------------------------
 class _Functions:
     """The C functions as attributes. Each is looked up at its first use, which loads the library."""
 
@@ -138,85 +145,131 @@ class _Functions:
 _c = _Functions()
 
 
-# Norms with and without a mean have one signature here: an RMSNorm leaves beta and mean aside, a LayerNorm the rounding.
-def layer_norm(x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int, eps: float,
-               round_before_gamma: bool, dtype: int, param_dtype: int, stream: int) -> None:
-    status = _c.layernorm_forward(_LAYERNORM.pack(_LAYERNORM.size, dtype, param_dtype, x, gamma, beta, y, mean, rstd, rows, cols, x_stride, y_stride, eps), stream)
+# Norms with and without a mean have one signature here: an RMSNorm leaves beta and mean aside, a LayerNorm the
+# rounding.
+def layer_norm(
+    x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int,
+    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _LAYERNORM.pack(
+        _LAYERNORM.size, dtype, param_dtype, x, gamma, beta, y, mean, rstd, rows, cols, x_stride, y_stride, eps
+    )
+    status = _c.layernorm_forward(packed, stream)
     if status:
         load().fail(status)
 
 
-def rms_norm(x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int, eps: float,
-             round_before_gamma: bool, dtype: int, param_dtype: int, stream: int) -> None:
-    status = _c.rmsnorm_forward(_RMSNORM.pack(_RMSNORM.size, dtype, param_dtype, x, gamma, y, rstd, rows, cols, x_stride, y_stride, eps, round_before_gamma), stream)
+def rms_norm(
+    x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int,
+    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _RMSNORM.pack(
+        _RMSNORM.size, dtype, param_dtype, x, gamma, y, rstd, rows, cols, x_stride, y_stride, eps,
+        round_before_gamma,
+    )
+    status = _c.rmsnorm_forward(packed, stream)
     if status:
         load().fail(status)
 
 
-def add_layer_norm(x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int,
-                   residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int, param_dtype: int,
-                   stream: int) -> None:
-    status = _c.add_layernorm_forward(_ADD_LAYERNORM.pack(_ADD_LAYERNORM.size, dtype, param_dtype, x, residual, gamma, beta, h, y, mean, rstd, rows, cols, x_stride,
-                                            residual_stride, h_stride, y_stride, eps), stream)
+def add_layer_norm(
+    x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int,
+    x_stride: int, residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int,
+    param_dtype: int, stream: int,
+) -> None:
+    packed = _ADD_LAYERNORM.pack(
+        _ADD_LAYERNORM.size, dtype, param_dtype, x, residual, gamma, beta, h, y, mean, rstd, rows, cols, x_stride,
+        residual_stride, h_stride, y_stride, eps,
+    )
+    status = _c.add_layernorm_forward(packed, stream)
     if status:
         load().fail(status)
 
 
-def add_rms_norm(x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int,
-                 residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int, param_dtype: int,
-                 stream: int) -> None:
-    status = _c.add_rmsnorm_forward(_ADD_RMSNORM.pack(_ADD_RMSNORM.size, dtype, param_dtype, x, residual, gamma, h, y, rstd, rows, cols, x_stride, residual_stride,
-                                        h_stride, y_stride, eps, round_before_gamma), stream)
+def add_rms_norm(
+    x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int,
+    x_stride: int, residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int,
+    param_dtype: int, stream: int,
+) -> None:
+    packed = _ADD_RMSNORM.pack(
+        _ADD_RMSNORM.size, dtype, param_dtype, x, residual, gamma, h, y, rstd, rows, cols, x_stride,
+        residual_stride, h_stride, y_stride, eps, round_before_gamma,
+    )
+    status = _c.add_rmsnorm_forward(packed, stream)
     if status:
         load().fail(status)
 
 
-def layer_norm_backward(dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
-                        workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int, dtype: int,
-                        param_dtype: int, stream: int) -> None:
-    status = _c.layernorm_backward(_LAYERNORM_GRAD.pack(_LAYERNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, mean, rstd, dx, dgamma, dbeta, workspace,
-                                                  workspace_bytes, rows, cols, dy_stride, x_stride, dh_stride, dx_stride), stream)
+def layer_norm_backward(
+    dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
+    workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int,
+    dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _LAYERNORM_GRAD.pack(
+        _LAYERNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, mean, rstd, dx, dgamma, dbeta, workspace,
+        workspace_bytes, rows, cols, dy_stride, x_stride, dh_stride, dx_stride,
+    )
+    status = _c.layernorm_backward(packed, stream)
     if status:
         load().fail(status)
 
 
-def rms_norm_backward(dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
-                      workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int, dtype: int,
-                      param_dtype: int, stream: int) -> None:
-    status = _c.rmsnorm_backward(_RMSNORM_GRAD.pack(_RMSNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, rstd, dx, dgamma, workspace, workspace_bytes,
-                                              rows, cols, dy_stride, x_stride, dh_stride, dx_stride), stream)
+def rms_norm_backward(
+    dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
+    workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int,
+    dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _RMSNORM_GRAD.pack(
+        _RMSNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, rstd, dx, dgamma, workspace, workspace_bytes,
+        rows, cols, dy_stride, x_stride, dh_stride, dx_stride,
+    )
+    status = _c.rmsnorm_backward(packed, stream)
     if status:
         load().fail(status)
 
 
-def batch_norm_train(x: int, gamma: int, beta: int, y: int, running_mean: int, running_var: int, save_mean: int, save_invstd: int, workspace: int,
-                     workspace_bytes: int, samples: int, channels: int, pixels: int, channels_first: bool, momentum: float, eps: float, dtype: int,
-                     param_dtype: int, stream: int) -> None:
-    status = _c.batchnorm_train(_BATCHNORM_TRAIN_ARGS.pack(_BATCHNORM_TRAIN_ARGS.size, dtype, param_dtype, x, gamma, beta, y, running_mean, running_var,
-                                                     save_mean, save_invstd, workspace, workspace_bytes, samples, channels, pixels, channels_first,
-                                                     momentum, eps), stream)
+def batch_norm_train(
+    x: int, gamma: int, beta: int, y: int, running_mean: int, running_var: int, save_mean: int, save_invstd: int,
+    workspace: int, workspace_bytes: int, samples: int, channels: int, pixels: int, channels_first: bool,
+    momentum: float, eps: float, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _BATCHNORM_TRAIN_ARGS.pack(
+        _BATCHNORM_TRAIN_ARGS.size, dtype, param_dtype, x, gamma, beta, y, running_mean, running_var, save_mean,
+        save_invstd, workspace, workspace_bytes, samples, channels, pixels, channels_first, momentum, eps,
+    )
+    status = _c.batchnorm_train(packed, stream)
     if status:
         load().fail(status)
 
 
-def batch_norm_inference(x: int, gamma: int, beta: int, running_mean: int, running_var: int, y: int, samples: int, channels: int, pixels: int,
-                         channels_first: bool, eps: float, dtype: int, param_dtype: int, stream: int) -> None:
-    status = _c.batchnorm_inference(_BATCHNORM_INFERENCE_ARGS.pack(_BATCHNORM_INFERENCE_ARGS.size, dtype, param_dtype, x, gamma, beta, running_mean,
-                                                             running_var, y, samples, channels, pixels, channels_first, eps), stream)
+def batch_norm_inference(
+    x: int, gamma: int, beta: int, running_mean: int, running_var: int, y: int, samples: int, channels: int,
+    pixels: int, channels_first: bool, eps: float, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    packed = _BATCHNORM_INFERENCE_ARGS.pack(
+        _BATCHNORM_INFERENCE_ARGS.size, dtype, param_dtype, x, gamma, beta, running_mean, running_var, y, samples,
+        channels, pixels, channels_first, eps,
+    )
+    status = _c.batchnorm_inference(packed, stream)
     if status:
         load().fail(status)
 
 
-def batch_norm_backward(dy: int, x: int, gamma: int, save_mean: int, save_invstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
-                        workspace_bytes: int, samples: int, channels: int, pixels: int, channels_first: bool, dtype: int, param_dtype: int,
-                        stream: int) -> None:
-    status = _c.batchnorm_backward(_BATCHNORM_GRAD.pack(_BATCHNORM_GRAD.size, dtype, param_dtype, dy, x, gamma, save_mean, save_invstd, dx, dgamma, dbeta,
-                                                  workspace, workspace_bytes, samples, channels, pixels, channels_first), stream)
+def batch_norm_backward(
+    dy: int, x: int, gamma: int, save_mean: int, save_invstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
+    workspace_bytes: int, samples: int, channels: int, pixels: int, channels_first: bool, dtype: int, param_dtype: int,
+    stream: int,
+) -> None:
+    packed = _BATCHNORM_GRAD.pack(
+        _BATCHNORM_GRAD.size, dtype, param_dtype, dy, x, gamma, save_mean, save_invstd, dx, dgamma, dbeta,
+        workspace, workspace_bytes, samples, channels, pixels, channels_first,
+    )
+    status = _c.batchnorm_backward(packed, stream)
     if status:
         load().fail(status)
 
 
-# --- Workspaces --------------------------------------------------------------------------------------------------------
+# --- Workspaces -------------------------------------------------------------------------------------------------------
 # What was asked before is kept: for one type the size hangs on the width alone, and for BatchNorm on nothing.
 _workspace_bytes: dict[tuple[int, int, int, int], int] = {}
 
@@ -243,7 +296,9 @@ def backward_workspace_bytes(centered: bool, rows: int, cols: int, dtype: int, p
     return _workspace(_LAYERNORM_BACKWARD if centered else _LAYERNORM_BACKWARD + 1, dtype, param_dtype, cols, arguments)
 
 
-def batch_norm_workspace_bytes(backward: bool, samples: int, channels: int, pixels: int, channels_first: bool, dtype: int, param_dtype: int) -> int:
+def batch_norm_workspace_bytes(
+    backward: bool, samples: int, channels: int, pixels: int, channels_first: bool, dtype: int, param_dtype: int
+) -> int:
     """What batch_norm_train and batch_norm_backward work in."""
 
     def arguments() -> bytes:

@@ -1,4 +1,5 @@
-"""What the tests of the package share. They run on whatever library is found: a CPU build, or a GPU build with its GPU."""
+"""What the tests of the package share. They run on whatever library is found: a CPU build, or a GPU build with its
+GPU."""
 
 from __future__ import annotations
 

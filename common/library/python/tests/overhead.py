@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What a call costs the host, beside PyTorch's own: microseconds of F.layer_norm's, F.batch_norm's and of ours at 64 x 4096.
+"""What a call costs the host, beside PyTorch's own: microseconds of F.layer_norm's, F.batch_norm's and of ours at 64 x
+4096.
 
     python3 common/library/python/tests/overhead.py [--json FILE]
 
-On a GPU the kernels take about 2 us, so that back-to-back calls wait for the host: what is measured is the way from Python to
-the end of the launch. Where the library is a CPU build, the tensors have no rows and steps have frozen parameters, so that no
-kernel runs. The two take turns in short rounds, and of each the fastest round counts: other work on the machine only ever adds.
+On a GPU the kernels take about 2 us, so that back-to-back calls wait for the host: what is measured is the way from
+Python to the end of the launch. Where the library is a CPU build, the tensors have no rows and steps have frozen
+parameters, so that no kernel runs. The two take turns in short rounds, and of each the fastest round counts: other work
+on the machine only ever adds.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def measure(device: str) -> dict[str, dict[str, float]]:
     """For each case: torch_us, ours_us and their ratio."""
     rows = 64 if device == "cuda" else 0
     settle = torch.cuda.synchronize if device == "cuda" else lambda: None
-    x, gamma, beta = torch.zeros(rows, 4096, device=device), torch.ones(4096, device=device), torch.zeros(4096, device=device)
+    x = torch.zeros(rows, 4096, device=device)
+    gamma, beta = torch.ones(4096, device=device), torch.zeros(4096, device=device)
     theirs = torch.nn.LayerNorm(4096, device=device)
     mine = nw.replace_norms(torch.nn.LayerNorm(4096, device=device))
     weight, bias = theirs.weight, theirs.bias
@@ -67,26 +70,49 @@ def measure(device: str) -> dict[str, dict[str, float]]:
 
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "forward": (lambda: F.layer_norm(x, (4096,), gamma, beta), lambda: nw.layer_norm(x, gamma, beta)),
-        "forward of parameters, for a backward pass": (lambda: F.layer_norm(x, (4096,), weight, bias), lambda: nw.layer_norm(x, weight, bias)),
+        "forward of parameters, for a backward pass": (
+            lambda: F.layer_norm(x, (4096,), weight, bias),
+            lambda: nw.layer_norm(x, weight, bias),
+        ),
         "module": (lambda: theirs(x), lambda: mine(x)),
         "rms_norm": (lambda: F.rms_norm(x, (4096,), gamma, 1e-6), lambda: nw.rms_norm(x, gamma)),
-        "step, forward and backward": (lambda: step(F.layer_norm(tracked, (4096,), scale, shift)), lambda: step(nw.layer_norm(tracked, scale, shift))),
-        "add and norm": (lambda: F.layer_norm(x + residual, (4096,), gamma, beta), lambda: nw.add_layer_norm(x, residual, gamma, beta)),
-        "batch_norm in training": (lambda: F.batch_norm(x, mean, var, gamma, beta, True), lambda: nw.batch_norm(x, mean, var, gamma, beta, True)),
-        "batch_norm in inference": (lambda: F.batch_norm(x, mean, var, gamma, beta), lambda: nw.batch_norm(x, mean, var, gamma, beta)),
-        "batch_norm step, forward and backward": (lambda: step(F.batch_norm(tracked, mean, var, scale, shift, True)),
-                                                  lambda: step(nw.batch_norm(tracked, mean, var, scale, shift, True))),
+        "step, forward and backward": (
+            lambda: step(F.layer_norm(tracked, (4096,), scale, shift)),
+            lambda: step(nw.layer_norm(tracked, scale, shift)),
+        ),
+        "add and norm": (
+            lambda: F.layer_norm(x + residual, (4096,), gamma, beta),
+            lambda: nw.add_layer_norm(x, residual, gamma, beta),
+        ),
+        "batch_norm in training": (
+            lambda: F.batch_norm(x, mean, var, gamma, beta, True),
+            lambda: nw.batch_norm(x, mean, var, gamma, beta, True),
+        ),
+        "batch_norm in inference": (
+            lambda: F.batch_norm(x, mean, var, gamma, beta),
+            lambda: nw.batch_norm(x, mean, var, gamma, beta),
+        ),
+        "batch_norm step, forward and backward": (
+            lambda: step(F.batch_norm(tracked, mean, var, scale, shift, True)),
+            lambda: step(nw.batch_norm(tracked, mean, var, scale, shift, True)),
+        ),
     }
     found = {}
     for name, (torch_call, our_call) in cases.items():
         best = take_turns({"torch": torch_call, "ours": our_call}, settle)
-        found[name] = {"torch_us": best["torch"] * 1e6, "ours_us": best["ours"] * 1e6, "ratio": best["ours"] / best["torch"]}
+        found[name] = {
+            "torch_us": best["torch"] * 1e6,
+            "ours_us": best["ours"] * 1e6,
+            "ratio": best["ours"] / best["torch"],
+        }
     return found
 
 
 def document(found: dict[str, dict[str, float]], device: str) -> dict[str, Any]:
     """As the project's pages read figures: from docs/data/overhead_<gpu>.json."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     source = {
         "title": "What a call costs the host at 64 x 4096, fp32: back-to-back calls, the fastest of their rounds",
         "device": torch.cuda.get_device_name() if device == "cuda" else "no GPU: tensors without rows, on the CPU",
@@ -98,7 +124,11 @@ def document(found: dict[str, dict[str, float]], device: str) -> dict[str, Any]:
     for case, values in found.items():
         name = case.partition(",")[0].replace(" ", "_")
         for key, side in (("torch_us", "PyTorch"), ("ours_us", "ours")):
-            figures[f"{name}_{key.removesuffix('_us')}"] = {"value": values[key], "unit": "us", "meaning": f"{case}: {side}"}
+            figures[f"{name}_{key.removesuffix('_us')}"] = {
+                "value": values[key],
+                "unit": "us",
+                "meaning": f"{case}: {side}",
+            }
     return {"source": source, "figures": figures}
 
 
@@ -114,7 +144,10 @@ def main() -> int:
         torch.set_num_threads(1)
     found = measure(device)
     for name, figures in found.items():
-        print(f"{name:45} PyTorch {figures['torch_us']:6.2f} us   ours {figures['ours_us']:6.2f} us   {figures['ratio']:.2f} times")
+        print(
+            f"{name:45} PyTorch {figures['torch_us']:6.2f} us   ours {figures['ours_us']:6.2f} us   "
+            f"{figures['ratio']:.2f} times"
+        )
     if options.json:
         options.json.write_text(json.dumps(document(found, device), indent=1) + "\n", encoding="utf-8")
     return 0

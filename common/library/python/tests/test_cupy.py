@@ -26,7 +26,9 @@ def test_layer_norm(dtype: str, tolerance: float) -> None:
     y = nw.layer_norm(x)
     assert isinstance(y, cupy.ndarray) and y.dtype == x.dtype
     cupy.testing.assert_allclose(y.astype("float64"), norm(x), rtol=tolerance, atol=tolerance)
-    cupy.testing.assert_allclose(nw.layer_norm(x[:, 1:900]).astype("float64"), norm(x[:, 1:900]), rtol=tolerance, atol=tolerance)
+    cupy.testing.assert_allclose(
+        nw.layer_norm(x[:, 1:900]).astype("float64"), norm(x[:, 1:900]), rtol=tolerance, atol=tolerance
+    )
     cupy.testing.assert_allclose(nw.layer_norm(x.T).astype("float64"), norm(x.T), rtol=tolerance, atol=tolerance)
 
 

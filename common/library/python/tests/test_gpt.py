@@ -16,7 +16,10 @@ import normworklog
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import gpt
 
-pytestmark = pytest.mark.skipif(normworklog.backend() == "cuda" and not torch.cuda.is_available(), reason="the library is a GPU build, and PyTorch sees no GPU")
+pytestmark = pytest.mark.skipif(
+    normworklog.backend() == "cuda" and not torch.cuda.is_available(),
+    reason="the library is a GPU build, and PyTorch sees no GPU",
+)
 
 
 def test_text_is_the_same_everywhere() -> None:
@@ -50,9 +53,17 @@ def test_each_seed_is_another_run(tmp_path: Path) -> None:
     assert gap["largest"] == max(of_seed["largest"] for of_seed in gap["seeds"]) and len(gap["seeds"]) == 2
 
 
-def test_the_gap_is_said_beside_that_of_rounding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    curves = {"torch": [[3.0, 2.0], [3.0, 2.5]], "ours": [[3.0, 2.1], [3.0, 2.7]], gpt.ROUNDING: [[3.0, 2.3], [3.0, 2.5]]}
-    of = {function: {"losses": curves[name], "step_seconds": 1.0} for name, function in gpt.RUNS.items() if name in curves}
+def test_the_gap_is_said_beside_that_of_rounding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = {
+        "torch": [[3.0, 2.0], [3.0, 2.5]],
+        "ours": [[3.0, 2.1], [3.0, 2.7]],
+        gpt.ROUNDING: [[3.0, 2.3], [3.0, 2.5]],
+    }
+    of = {
+        function: {"losses": curves[name], "step_seconds": 1.0} for name, function in gpt.RUNS.items() if name in curves
+    }
     monkeypatch.setattr(gpt, "train_seeds", lambda size, device, dtype, norms, seeds: of[norms])
     assert gpt.main(["--tiny", "--seeds", "2", "--runs", ";".join(curves)]) == 0
     assert "the largest gap over 2 seeds: ours from torch 0.2000, by rounding alone 0.3000" in capsys.readouterr().out

@@ -12,15 +12,22 @@ import pytest
 np = pytest.importorskip("numpy")
 import normworklog as nw
 
-pytestmark = pytest.mark.skipif(nw.backend() != "cpu", reason="numpy arrays are in the CPU's memory, and the library is a GPU build")
+pytestmark = pytest.mark.skipif(
+    nw.backend() != "cpu", reason="numpy arrays are in the CPU's memory, and the library is a GPU build"
+)
 
 try:
     import ml_dtypes
 except ImportError:
     ml_dtypes = None
 
-DTYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.skipif(ml_dtypes is None, reason="bfloat16 needs ml_dtypes"))]
-TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}  # of torch.testing.assert_close
+DTYPES = [
+    "float32",
+    "float16",
+    pytest.param("bfloat16", marks=pytest.mark.skipif(ml_dtypes is None, reason="bfloat16 needs ml_dtypes")),
+]
+# Of torch.testing.assert_close.
+TOLERANCES = {"float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
 SHAPES = [(1, 1), (3, 33), (4, 1024), (2, 3, 257), (5, 4097)]
 EPS = 1e-5
 
@@ -137,8 +144,14 @@ def test_batch_norm(shape: tuple[int, ...], axis: int, dtype: str) -> None:
     xhat = (xc - mean) * invstd
     want_mean, want_var = wide(running_mean) * 0.9 + 0.1 * mean, wide(running_var) * 0.9 + 0.1 * var * n / (n - 1)
     want_inference = (xc - wide(running_mean)) / np.sqrt(wide(running_var) + EPS) * gamma + beta
-    close(nw.batch_norm(x, running_mean, running_var, gamma, beta, eps=EPS, channel_axis=axis), np.moveaxis(want_inference, -1, axis), dtype)
-    y = nw.batch_norm(x, running_mean, running_var, gamma, beta, training=True, momentum=0.1, eps=EPS, channel_axis=axis)
+    close(
+        nw.batch_norm(x, running_mean, running_var, gamma, beta, eps=EPS, channel_axis=axis),
+        np.moveaxis(want_inference, -1, axis),
+        dtype,
+    )
+    y = nw.batch_norm(
+        x, running_mean, running_var, gamma, beta, training=True, momentum=0.1, eps=EPS, channel_axis=axis
+    )
     close(y, np.moveaxis(xhat * gamma + beta, -1, axis), dtype)
     close(running_mean, want_mean, "float32")
     close(running_var, want_var, "float32")
@@ -150,8 +163,10 @@ def test_batch_norm(shape: tuple[int, ...], axis: int, dtype: str) -> None:
     close(dbeta, dyc.sum(over), "float32", 8)
 
 
-# --- What is not the plain case ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("cut", [np.s_[:, :100], np.s_[:, 1:101], np.s_[::2], np.s_[:, ::3], np.s_[::-1], np.s_[:, None, 5:50]])
+# --- What is not the plain case ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "cut", [np.s_[:, :100], np.s_[:, 1:101], np.s_[::2], np.s_[:, ::3], np.s_[::-1], np.s_[:, None, 5:50]]
+)
 def test_layouts(cut: Any) -> None:
     x = values(1, (6, 300))[cut]
     # Another alignment may take another kernel, which adds in another order.
@@ -264,7 +279,10 @@ ONES, SHORT, PLANE = np.ones(16, np.float32), np.ones(15, np.float32), np.ones((
     (ValueError, "running_mean is None", lambda: nw.batch_norm(X)),
     (ValueError, "running_var is None", lambda: nw.batch_norm(X, ONES)),
     (ValueError, "running_var is None", lambda: nw.batch_norm(X, ONES, training=True)),
-    (ValueError, "channel_axis is 2", lambda: nw.batch_norm(np.ones((2, 3, 4, 5), np.float32), ONES, ONES, channel_axis=2)),
+    (
+        ValueError, "channel_axis is 2",
+        lambda: nw.batch_norm(np.ones((2, 3, 4, 5), np.float32), ONES, ONES, channel_axis=2),
+    ),
     (ValueError, "momentum", lambda: nw.batch_norm(X, ONES.copy(), ONES.copy(), training=True, momentum=2.0)),
 ])
 def test_errors_name_the_argument(error: type[Exception], message: str, call: Any) -> None:
@@ -273,12 +291,17 @@ def test_errors_name_the_argument(error: type[Exception], message: str, call: An
 
 
 def test_torch_is_imported_late() -> None:
-    code = "import sys, numpy, normworklog as nw; nw.layer_norm(numpy.ones((2, 8), numpy.float32)); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, numpy, normworklog as nw; nw.layer_norm(numpy.ones((2, 8), numpy.float32)); assert 'torch' not in "
+        "sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(nw.__file__).parents[1])
 
 
 def test_a_missing_library_is_said() -> None:
     code = "import normworklog as nw; nw.backend()"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(nw.__file__).parents[1], env={"NORMWORKLOG_LIBRARY": "/nowhere/lib.so"},
-                         capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(nw.__file__).parents[1], env={"NORMWORKLOG_LIBRARY": "/nowhere/lib.so"},
+        capture_output=True, text=True,
+    )
     assert ran.returncode != 0 and "there is no libnormworklog.so (looked for: /nowhere/lib.so)" in ran.stderr

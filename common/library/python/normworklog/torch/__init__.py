@@ -23,7 +23,7 @@ from ._functions import (
 from .modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm, replace_norms
 
 __all__ = [
-    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNorm",
-    "add_layer_norm", "add_layer_norm_forward", "add_rms_norm", "add_rms_norm_forward", "batch_norm", "batch_norm_backward", "batch_norm_forward",
-    "layer_norm", "layer_norm_backward", "layer_norm_forward", "replace_norms", "rms_norm", "rms_norm_backward", "rms_norm_forward",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNorm", "add_layer_norm", "add_layer_norm_forward",
+    "add_rms_norm", "add_rms_norm_forward", "batch_norm", "batch_norm_backward", "batch_norm_forward", "layer_norm",
+    "layer_norm_backward", "layer_norm_forward", "replace_norms", "rms_norm", "rms_norm_backward", "rms_norm_forward",
 ]

@@ -1,8 +1,8 @@
 """The functions on PyTorch tensors.
 
-Eager calls on plain tensors go straight to the library, since PyTorch's way to an operator written in Python costs several
-times what the rest of such a call does. Whatever watches or rewrites operators (compilation, tracing, tensor subclasses,
-dispatch modes, function transforms) gets the operators of _operators.py, which compute the same.
+Eager calls on plain tensors go straight to the library, since PyTorch's way to an operator written in Python costs
+several times what the rest of such a call does. Whatever watches or rewrites operators (compilation, tracing, tensor
+subclasses, dispatch modes, function transforms) gets the operators of _operators.py, which compute the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def _watchers() -> tuple[Callable[[], Any], ...] | None:
-    """What tells that something other than eager execution is going on. PyTorch keeps these to itself: None where it has none."""
-    names = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active", "_get_tracing_state")
+    """What tells that something other than eager execution is going on. PyTorch keeps these to itself: None where it
+    has none."""
+    names = (
+        "_len_torch_dispatch_stack",
+        "_len_torch_function_stack",
+        "_are_functorch_transforms_active",
+        "_get_tracing_state",
+    )
     found = tuple(getattr(torch._C, name, None) for name in names)
     return None if None in found else found  # type: ignore[return-value]
 
@@ -43,16 +49,23 @@ def _direct(x: Tensor, gamma: Tensor | None, beta: Tensor | None, residual: Tens
 
 
 def _differentiated(x: Tensor, gamma: Tensor | None, beta: Tensor | None, residual: Tensor | None = None) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or (gamma is not None and gamma.requires_grad) or (beta is not None and beta.requires_grad) or (
-        residual is not None and residual.requires_grad))
+    return torch.is_grad_enabled() and (
+        x.requires_grad
+        or (gamma is not None and gamma.requires_grad)
+        or (beta is not None and beta.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
 
 
 class _Native:
-    """What build.py has built, loaded at the first call. Where it is not there, or is older than a function, it declines every call: None."""
+    """What build.py has built, loaded at the first call. Where it is not there, or is older than a function, it
+    declines every call: None."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         module = native_part.load()
-        for each in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "batch_norm_train", "batch_norm_inference"):
+        for each in (
+            "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "batch_norm_train", "batch_norm_inference",
+        ):
             setattr(self, each, getattr(module, each, lambda *_: None))
         return self.__dict__[name]
 
@@ -64,13 +77,18 @@ class _Norm(torch.autograd.Function):
     """All four norms over rows. Mean and rstd lie in one tensor, [2, rows]: one allocation less."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
-                round_before_gamma: bool) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float,
+        centered: bool, round_before_gamma: bool,
+    ) -> Any:
         cols = x.shape[-1] if x.dim() else 1
         rows = x.numel() // cols if cols else 0
         statistics = torch.empty(2 * rows if centered else rows, dtype=torch.float32, device=x.device)
         address = statistics.data_ptr()
-        y, h = _launch.forward(x, residual, gamma, beta, eps, centered, round_before_gamma, address, address + 4 * rows if centered else address)
+        y, h = _launch.forward(
+            x, residual, gamma, beta, eps, centered, round_before_gamma, address,
+            address + 4 * rows if centered else address,
+        )
         ctx.save_for_backward(x if h is None else h, gamma, statistics)
         ctx.centered = centered
         ctx.parameter_type = None if beta is None else beta.dtype
@@ -88,8 +106,10 @@ class _Norm(torch.autograd.Function):
             return dh if want_x else None, dh if want_residual else None, None, None, None, None, None
         address = statistics.data_ptr()
         mean, rstd = (address, address + 2 * statistics.numel()) if ctx.centered else (0, address)
-        dx, dgamma, dbeta = _launch.backward(dy, normalized, dh, gamma, mean, rstd, (want_x or want_residual, want_gamma, want_beta), ctx.parameter_type,
-                                             ctx.centered)
+        dx, dgamma, dbeta = _launch.backward(
+            dy, normalized, dh, gamma, mean, rstd, (want_x or want_residual, want_gamma, want_beta), ctx.parameter_type,
+            ctx.centered,
+        )
         return dx if want_x else None, dx if want_residual else None, dgamma, dbeta, None, None, None
 
 
@@ -115,7 +135,9 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_be
     return _launch.forward(x, None, gamma, None, eps, False, round_before_gamma, 0, 0)[0]
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+def add_layer_norm(
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
     if residual is None:
         raise TypeError("residual is None; it must be a torch.Tensor")
     if is_compiling() or not _direct(x, gamma, beta, residual):
@@ -129,7 +151,9 @@ def add_layer_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, bet
     return _launch.forward(x, residual, gamma, beta, eps, True, False, 0, 0)  # type: ignore[return-value]
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False
+) -> tuple[Tensor, Tensor]:
     if residual is None:
         raise TypeError("residual is None; it must be a torch.Tensor")
     if is_compiling() or not _direct(x, gamma, None, residual):
@@ -143,11 +167,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: 
     return _launch.forward(x, residual, gamma, None, eps, False, round_before_gamma, 0, 0)  # type: ignore[return-value]
 
 
-def layer_norm_forward(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm_forward(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
     return operators.layer_norm(x, gamma, beta, eps)
 
 
-def rms_norm_forward(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(
+    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False
+) -> tuple[Tensor, Tensor]:
     return operators.rms_norm(x, gamma, eps, round_before_gamma)
 
 
@@ -166,15 +194,19 @@ def layer_norm_backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gamma
     return operators.layer_norm_backward(dy, x, dh, gamma, mean, rstd, [True, True, True])
 
 
-def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None = None, dh: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rms_norm_backward(
+    dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None = None, dh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     return operators.rms_norm_backward(dy, x, dh, gamma, rstd, [True, True])
 
 
-# --- BatchNorm ---------------------------------------------------------------------------------------------------------
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
 class _BatchNormTrain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-                momentum: float, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None,
+        running_var: Tensor | None, momentum: float, eps: float,
+    ) -> Tensor:
         y, statistics = _train(x, gamma, beta, running_mean, running_var, momentum, eps)
         ctx.save_for_backward(x, gamma, statistics)
         ctx.parameter_type = None if beta is None else beta.dtype
@@ -186,13 +218,19 @@ class _BatchNormTrain(torch.autograd.Function):
         x, gamma, statistics = ctx.saved_tensors
         address = statistics.data_ptr()
         wanted = ctx.needs_input_grad
-        found = _launch.batch_norm_backward(dy, x, gamma, address, address + 2 * statistics.numel(), (wanted[0], wanted[1], wanted[2]), ctx.parameter_type)
+        found = _launch.batch_norm_backward(
+            dy, x, gamma, address, address + 2 * statistics.numel(), (wanted[0], wanted[1], wanted[2]),
+            ctx.parameter_type,
+        )
         return *found, None, None, None, None
 
 
 class _BatchNormInference(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor, running_var: Tensor,
+        eps: float,
+    ) -> Tensor:
         ctx.save_for_backward(x, gamma, running_mean, running_var)
         ctx.eps, ctx.parameter_type = eps, None if beta is None else beta.dtype
         return _launch.batch_norm_inference(x, gamma, beta, running_mean, running_var, eps)
@@ -202,26 +240,36 @@ class _BatchNormInference(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         x, gamma, running_mean, running_var = ctx.saved_tensors
-        return *inference_gradients(dy, x, gamma, running_mean, running_var, ctx.eps, wanted, ctx.parameter_type), None, None, None
+        found = inference_gradients(dy, x, gamma, running_mean, running_var, ctx.eps, wanted, ctx.parameter_type)
+        return *found, None, None, None
 
 
-def _train(x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, momentum: float,
-           eps: float) -> tuple[Tensor, Tensor]:
+def _train(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float,
+) -> tuple[Tensor, Tensor]:
     """y, and the mean and 1 / deviation of each channel as one tensor, [2, channels]."""
     channels = x.shape[1] if x.dim() > 1 else 0
     statistics = torch.empty(2 * channels, dtype=torch.float32, device=x.device)
     address = statistics.data_ptr()
-    y = _launch.batch_norm_train(x, gamma, beta, running_mean, running_var, momentum, eps, address, address + 4 * channels)
+    y = _launch.batch_norm_train(
+        x, gamma, beta, running_mean, running_var, momentum, eps, address, address + 4 * channels
+    )
     for vector in (running_mean, running_var):
         if vector is not None:
             torch.autograd.graph.increment_version(vector)
     return y, statistics
 
 
-def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, gamma: Tensor | None = None,
-               beta: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+def batch_norm(
+    x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, gamma: Tensor | None = None,
+    beta: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:
     if not training and (running_mean is None or running_var is None):
-        raise ValueError(f"{'running_mean' if running_mean is None else 'running_var'} is None; it must be given where training is False")
+        raise ValueError(
+            f"{'running_mean' if running_mean is None else 'running_var'} is None; it must be given where training is "
+            "False"
+        )
     direct = not is_compiling() and _direct(x, gamma, beta)
     if direct and type(running_mean) in _PLAIN and type(running_var) in _PLAIN:
         y = (_native.batch_norm_train(x, running_mean, running_var, gamma, beta, momentum, eps) if training else
@@ -236,7 +284,9 @@ def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tenso
             return _BatchNormInference.apply(x, gamma, beta, running_mean, running_var, eps)
         return _launch.batch_norm_inference(x, gamma, beta, running_mean, running_var, eps)  # type: ignore[arg-type]
     if not direct:
-        y, _, _, new_mean, new_var = operators.batch_norm_train(x, gamma, beta, running_mean, running_var, momentum, eps)
+        y, _, _, new_mean, new_var = operators.batch_norm_train(
+            x, gamma, beta, running_mean, running_var, momentum, eps
+        )
         if running_mean is not None and running_var is not None:
             running_mean.copy_(new_mean)
             running_var.copy_(new_var)
@@ -246,14 +296,20 @@ def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tenso
     return _train(x, gamma, beta, running_mean, running_var, momentum, eps)[0]
 
 
-def batch_norm_forward(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, gamma: Tensor | None = None,
-                       beta: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
-    y, save_mean, save_invstd, new_mean, new_var = operators.batch_norm_train(x, gamma, beta, running_mean, running_var, momentum, eps)
+def batch_norm_forward(
+    x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, gamma: Tensor | None = None,
+    beta: Tensor | None = None, momentum: float = 0.1, eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, save_mean, save_invstd, new_mean, new_var = operators.batch_norm_train(
+        x, gamma, beta, running_mean, running_var, momentum, eps
+    )
     if running_mean is not None and running_var is not None:
         running_mean.copy_(new_mean)
         running_var.copy_(new_var)
     return y, save_mean, save_invstd
 
 
-def batch_norm_backward(dy: Tensor, x: Tensor, save_mean: Tensor, save_invstd: Tensor, gamma: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_backward(
+    dy: Tensor, x: Tensor, save_mean: Tensor, save_invstd: Tensor, gamma: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     return operators.batch_norm_backward(dy, x, gamma, save_mean, save_invstd, [True, True, True])

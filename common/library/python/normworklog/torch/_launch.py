@@ -1,7 +1,7 @@
 """From PyTorch tensors to a call of the library: what every path to the kernels, eager or compiled, ends in.
 
-Nothing here knows of autograd. Each function checks its arguments (ValueError and TypeError name them), makes the results
-and launches on the current stream of the tensors' device.
+Nothing here knows of autograd. Each function checks its arguments (ValueError and TypeError name them), makes the
+results and launches on the current stream of the tensors' device.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from .. import _library
 
 DTYPES = {torch.float32: _library.FP32, torch.float16: _library.FP16, torch.bfloat16: _library.BF16}
 
-# PyTorch gives the raw stream of a device, and the current device, in a tenth of the time in which it makes objects of them.
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+# PyTorch gives the raw stream of a device, and the current device, in a tenth of the time in which it makes objects of
+# them.
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
 
@@ -33,7 +36,7 @@ def launch(x: Tensor, function: Callable[..., None], *arguments: object) -> None
             function(*arguments, _raw_stream(index))
 
 
-# --- What is accepted --------------------------------------------------------------------------------------------------
+# --- What is accepted -------------------------------------------------------------------------------------------------
 def check_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
@@ -41,7 +44,9 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} is of {tensor.dtype}; it must be of torch.float32, torch.float16 or torch.bfloat16")
     if not (tensor.is_cuda if _library.load().on_gpu else tensor.is_cpu):
         where = "a CUDA device" if _library.load().on_gpu else "the CPU"
-        raise ValueError(f"{name} is on {tensor.device}; it must be on {where}, which is what this build of the library works on")
+        raise ValueError(
+            f"{name} is on {tensor.device}; it must be on {where}, which is what this build of the library works on"
+        )
 
 
 def check_like(name: str, tensor: Tensor, x: Tensor, x_name: str = "x") -> None:
@@ -53,7 +58,9 @@ def check_like(name: str, tensor: Tensor, x: Tensor, x_name: str = "x") -> None:
     if tensor.device != x.device:
         raise ValueError(f"{name} is on {tensor.device}, but {x_name} on {x.device}")
     if tensor.shape != x.shape:
-        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; it must be {tuple(x.shape)}, as that of {x_name}")
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)}; it must be {tuple(x.shape)}, as that of {x_name}"
+        )
 
 
 def check_vector(name: str, vector: Tensor, size: int, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -62,7 +69,10 @@ def check_vector(name: str, vector: Tensor, size: int, x: Tensor, dtype: torch.d
         raise TypeError(f"{name} is a {type(vector).__name__}; it must be a torch.Tensor or None")
     given = vector.dtype
     if given != dtype and (dtype is not None or (given != x.dtype and given != torch.float32)):
-        raise TypeError(f"{name} is of {given}; it must be of {dtype or ' or '.join(dict.fromkeys((str(x.dtype), 'torch.float32')))}")
+        raise TypeError(
+            f"{name} is of {given}; it must be of "
+            f"{dtype or ' or '.join(dict.fromkeys((str(x.dtype), 'torch.float32')))}"
+        )
     if vector.device != x.device:
         raise ValueError(f"{name} is on {vector.device}, but x on {x.device}")
     if vector.dim() != 1 or vector.shape[0] != size:
@@ -73,11 +83,18 @@ def check_vector(name: str, vector: Tensor, size: int, x: Tensor, dtype: torch.d
 def is_vector(vector: Tensor, size: int, x: Tensor) -> bool:
     """Whether check_vector would return the vector as it is: in a third of its time, and true of nearly every call.
     A tensor without memory (of the device `meta`) has the CPU's number."""
-    return (vector.dtype is x.dtype or vector.dtype is torch.float32) and vector.get_device() == x.get_device() and vector.is_contiguous() and (
-        vector.shape == (size,)) and vector.data_ptr() != 0
+    return (
+        (vector.dtype is x.dtype or vector.dtype is torch.float32)
+        and vector.get_device() == x.get_device()
+        and vector.is_contiguous()
+        and (vector.shape == (size,))
+        and vector.data_ptr() != 0
+    )
 
 
-def check_parameters(gamma: Tensor | None, beta: Tensor | None, size: int, x: Tensor) -> tuple[Tensor | None, Tensor | None, int]:
+def check_parameters(
+    gamma: Tensor | None, beta: Tensor | None, size: int, x: Tensor
+) -> tuple[Tensor | None, Tensor | None, int]:
     """gamma and beta as vectors, and the code of their type: that of x where both are absent."""
     kind = None
     if gamma is not None:
@@ -92,12 +109,14 @@ def check_parameters(gamma: Tensor | None, beta: Tensor | None, size: int, x: Te
 
 
 def rows_of(name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
-    """The last axis as (tensor, rows, cols, elements from a row to the next). Where the rows are not evenly spaced runs of
-    elements, the tensor is a contiguous copy."""
+    """The last axis as (tensor, rows, cols, elements from a row to the next). Where the rows are not evenly spaced runs
+    of elements, the tensor is a contiguous copy."""
     shape = tensor.shape
     cols = shape[-1] if shape else 0
     if cols == 0:
-        raise ValueError(f"{name} has the shape {tuple(shape)}; it must have at least one axis, of which the last must not be empty")
+        raise ValueError(
+            f"{name} has the shape {tuple(shape)}; it must have at least one axis, of which the last must not be empty"
+        )
     if tensor.is_contiguous():
         return tensor, tensor.numel() // cols, cols, cols
     flat = tensor.reshape(-1, cols)  # a view where the leading axes step over each other evenly
@@ -110,31 +129,42 @@ def pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-# --- Norms over rows ---------------------------------------------------------------------------------------------------
-def forward(x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool, round_before_gamma: bool,
-            mean: int, rstd: int) -> tuple[Tensor, Tensor | None]:
-    """y, and h = x + residual where there is a residual. `mean` and `rstd` are addresses of [rows] floats; 0: not wanted."""
+# --- Norms over rows --------------------------------------------------------------------------------------------------
+def forward(
+    x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
+    round_before_gamma: bool, mean: int, rstd: int,
+) -> tuple[Tensor, Tensor | None]:
+    """y, and h = x + residual where there is a residual. `mean` and `rstd` are addresses of [rows] floats; 0: not
+    wanted."""
     check_tensor("x", x)
     flat, rows, cols, stride = rows_of("x", x)
     gamma, beta, parameter_type = check_parameters(gamma, beta, cols, x)
     y = torch.empty_like(x) if flat is x else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dtype = DTYPES[x.dtype]
     if residual is None:
-        launch(x, _library.layer_norm if centered else _library.rms_norm, flat.data_ptr(), 0 if gamma is None else gamma.data_ptr(),
-               0 if beta is None else beta.data_ptr(), y.data_ptr(), mean, rstd, rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type)
+        launch(
+            x, _library.layer_norm if centered else _library.rms_norm, flat.data_ptr(),
+            0 if gamma is None else gamma.data_ptr(), 0 if beta is None else beta.data_ptr(), y.data_ptr(), mean, rstd,
+            rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type,
+        )
         return y, None
     check_like("residual", residual, x)
     residual_flat, _, _, residual_stride = rows_of("residual", residual)
     h = torch.empty_like(y)
-    launch(x, _library.add_layer_norm if centered else _library.add_rms_norm, flat.data_ptr(), residual_flat.data_ptr(), pointer(gamma),
-           pointer(beta), h.data_ptr(), y.data_ptr(), mean, rstd, rows, cols, stride, residual_stride, cols, cols, eps, round_before_gamma, dtype,
-           parameter_type)
+    launch(
+        x, _library.add_layer_norm if centered else _library.add_rms_norm, flat.data_ptr(), residual_flat.data_ptr(),
+        pointer(gamma), pointer(beta), h.data_ptr(), y.data_ptr(), mean, rstd, rows, cols, stride, residual_stride,
+        cols, cols, eps, round_before_gamma, dtype, parameter_type,
+    )
     return y, h
 
 
-def backward(dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: int, rstd: int, wanted: tuple[bool, bool, bool],
-             parameter_type: torch.dtype | None, centered: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dx, dgamma and dbeta as far as they are `wanted`; dgamma and dbeta are of the type of gamma, else `parameter_type`, else that of x."""
+def backward(
+    dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: int, rstd: int,
+    wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dx, dgamma and dbeta as far as they are `wanted`; dgamma and dbeta are of the type of gamma, else
+    `parameter_type`, else that of x."""
     check_tensor("x", x)
     check_like("dy", dy, x)
     flat, rows, cols, stride = rows_of("x", x)
@@ -152,13 +182,15 @@ def backward(dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mea
     dbeta = torch.empty(cols, dtype=kind, device=x.device) if wanted[2] else None
     room_bytes = _library.backward_workspace_bytes(centered, rows, cols, DTYPES[x.dtype], DTYPES[kind])
     room = torch.empty(room_bytes, dtype=torch.uint8, device=x.device) if room_bytes else None
-    launch(x, _library.layer_norm_backward if centered else _library.rms_norm_backward, dy_flat.data_ptr(), flat.data_ptr(), dh_at, pointer(gamma), mean,
-           rstd, pointer(dx), pointer(dgamma), pointer(dbeta), pointer(room), room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype],
-           DTYPES[kind])
+    launch(
+        x, _library.layer_norm_backward if centered else _library.rms_norm_backward, dy_flat.data_ptr(),
+        flat.data_ptr(), dh_at, pointer(gamma), mean, rstd, pointer(dx), pointer(dgamma), pointer(dbeta), pointer(room),
+        room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype], DTYPES[kind],
+    )
     return dx, dgamma, dbeta
 
 
-# --- BatchNorm ---------------------------------------------------------------------------------------------------------
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
 class Channels(NamedTuple):
     tensor: Tensor
     last: bool  # whether a channel's values are `channels` apart
@@ -199,8 +231,10 @@ def check_running(running_mean: Tensor | None, running_var: Tensor | None, chann
             raise ValueError(f"{name} is not contiguous; it must be, since it is updated in place")
 
 
-def batch_norm_train(x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, momentum: float,
-                     eps: float, save_mean: int, save_invstd: int) -> Tensor:
+def batch_norm_train(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float, save_mean: int, save_invstd: int,
+) -> Tensor:
     """y; the running statistics are updated. `save_mean` and `save_invstd` are addresses of [channels] floats."""
     check_tensor("x", x)
     at = channels_of("x", x)
@@ -209,27 +243,39 @@ def batch_norm_train(x: Tensor, gamma: Tensor | None, beta: Tensor | None, runni
     gamma, beta, parameter_type = check_parameters(gamma, beta, at.channels, x)
     check_running(running_mean, running_var, at.channels, x)
     y = torch.empty_like(at.tensor)
-    room_bytes = _library.batch_norm_workspace_bytes(False, at.samples, at.channels, at.pixels, not at.last, DTYPES[x.dtype], parameter_type)
+    room_bytes = _library.batch_norm_workspace_bytes(
+        False, at.samples, at.channels, at.pixels, not at.last, DTYPES[x.dtype], parameter_type
+    )
     room = torch.empty(room_bytes, dtype=torch.uint8, device=x.device)
-    launch(x, _library.batch_norm_train, at.tensor.data_ptr(), pointer(gamma), pointer(beta), y.data_ptr(), pointer(running_mean), pointer(running_var),
-           save_mean, save_invstd, room.data_ptr(), room_bytes, at.samples, at.channels, at.pixels, not at.last, momentum, eps, DTYPES[x.dtype], parameter_type)
+    launch(
+        x, _library.batch_norm_train, at.tensor.data_ptr(), pointer(gamma), pointer(beta), y.data_ptr(),
+        pointer(running_mean), pointer(running_var), save_mean, save_invstd, room.data_ptr(), room_bytes, at.samples,
+        at.channels, at.pixels, not at.last, momentum, eps, DTYPES[x.dtype], parameter_type,
+    )
     return y
 
 
-def batch_norm_inference(x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float) -> Tensor:
+def batch_norm_inference(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float
+) -> Tensor:
     check_tensor("x", x)
     at = channels_of("x", x)
     gamma, beta, parameter_type = check_parameters(gamma, beta, at.channels, x)
     mean = check_vector("running_mean", running_mean, at.channels, x, torch.float32)
     var = check_vector("running_var", running_var, at.channels, x, torch.float32)
     y = torch.empty_like(at.tensor)
-    launch(x, _library.batch_norm_inference, at.tensor.data_ptr(), pointer(gamma), pointer(beta), mean.data_ptr(), var.data_ptr(), y.data_ptr(),
-           at.samples, at.channels, at.pixels, not at.last, eps, DTYPES[x.dtype], parameter_type)
+    launch(
+        x, _library.batch_norm_inference, at.tensor.data_ptr(), pointer(gamma), pointer(beta), mean.data_ptr(),
+        var.data_ptr(), y.data_ptr(), at.samples, at.channels, at.pixels, not at.last, eps, DTYPES[x.dtype],
+        parameter_type,
+    )
     return y
 
 
-def batch_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: int, save_invstd: int, wanted: tuple[bool, bool, bool],
-                        parameter_type: torch.dtype | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def batch_norm_backward(
+    dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: int, save_invstd: int, wanted: tuple[bool, bool, bool],
+    parameter_type: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     check_tensor("x", x)
     check_like("dy", dy, x)
     at = channels_of("x", x)
@@ -240,8 +286,13 @@ def batch_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: 
     dx = torch.empty_like(at.tensor) if wanted[0] else None
     dgamma = torch.empty(at.channels, dtype=kind, device=x.device) if wanted[1] else None
     dbeta = torch.empty(at.channels, dtype=kind, device=x.device) if wanted[2] else None
-    room_bytes = _library.batch_norm_workspace_bytes(True, at.samples, at.channels, at.pixels, not at.last, DTYPES[x.dtype], DTYPES[kind])
+    room_bytes = _library.batch_norm_workspace_bytes(
+        True, at.samples, at.channels, at.pixels, not at.last, DTYPES[x.dtype], DTYPES[kind]
+    )
     room = torch.empty(room_bytes, dtype=torch.uint8, device=x.device)
-    launch(x, _library.batch_norm_backward, dy.data_ptr(), at.tensor.data_ptr(), pointer(gamma), save_mean, save_invstd, pointer(dx), pointer(dgamma),
-           pointer(dbeta), room.data_ptr(), room_bytes, at.samples, at.channels, at.pixels, not at.last, DTYPES[x.dtype], DTYPES[kind])
+    launch(
+        x, _library.batch_norm_backward, dy.data_ptr(), at.tensor.data_ptr(), pointer(gamma), save_mean, save_invstd,
+        pointer(dx), pointer(dgamma), pointer(dbeta), room.data_ptr(), room_bytes, at.samples, at.channels, at.pixels,
+        not at.last, DTYPES[x.dtype], DTYPES[kind],
+    )
     return dx, dgamma, dbeta

@@ -52,16 +52,21 @@ def build(folder: Path) -> Path:
     includes = [header_folder(), *cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     libraries = Path(torch.__file__).parent / "lib"
     part = path.with_suffix(".part")
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
-               f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", "-DTORCH_EXTENSION_NAME=_native",
-               *[f"-isystem{include}" for include in includes], str(SOURCE), "-o", str(part), f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+    command = [
+        os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", "-DTORCH_EXTENSION_NAME=_native",
+        *[f"-isystem{include}" for include in includes], str(SOURCE), "-o", str(part), f"-L{libraries}", "-lc10",
+        "-ltorch_cpu", "-ltorch_python",
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(command, check=True)
     except FileNotFoundError:
         raise SystemExit(f"there is no {command[0]}; CXX names the compiler to use") from None
     except subprocess.CalledProcessError:
-        raise SystemExit("the C++ compiler failed; what it said is above. The package works without this part.") from None
+        raise SystemExit(
+            "the C++ compiler failed; what it said is above. The package works without this part."
+        ) from None
     part.replace(path)
     return path
 
@@ -78,8 +83,11 @@ def load() -> ModuleType | None:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
         library = _library.load()
-        names = ("layernorm_forward", "rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward", "layernorm_backward", "rmsnorm_backward",
-                 "batchnorm_train", "batchnorm_inference", "batchnorm_backward", "workspace_size", "last_error")
+        names = (
+            "layernorm_forward", "rmsnorm_forward", "add_layernorm_forward", "add_rmsnorm_forward",
+            "layernorm_backward", "rmsnorm_backward", "batchnorm_train", "batchnorm_inference", "batchnorm_backward",
+            "workspace_size", "last_error",
+        )
         functions = {f"nw_{name}": getattr(library.functions, f"nw_{name}") for name in names}
         if library.on_gpu:
             found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))

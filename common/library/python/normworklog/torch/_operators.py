@@ -42,7 +42,7 @@ def _define(schema: str, implementation: Any, fake: Any) -> None:
     library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_definitions)
 
 
-# --- Norms over rows ---------------------------------------------------------------------------------------------------
+# --- Norms over rows --------------------------------------------------------------------------------------------------
 def _norm(x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
           round_before_gamma: bool) -> tuple[Tensor, ...]:
     """(y, h if there is a residual, mean if centered, rstd)."""
@@ -56,20 +56,36 @@ def _norm_fake(x: Tensor, residual: Tensor | None, centered: bool) -> tuple[Tens
     return *wide, *[x.new_empty(_rows(x), dtype=torch.float32) for _ in range(2 if centered else 1)]
 
 
-def _norm_backward(dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: Tensor | None, rstd: Tensor, mask: list[bool],
-                   parameter_type: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
+def _norm_backward(
+    dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: Tensor | None, rstd: Tensor, mask: list[bool],
+    parameter_type: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = _rows(x)
     for name, vector in (("mean", mean), ("rstd", rstd)):
-        if vector is not None and (vector.dtype != torch.float32 or vector.numel() != rows or vector.device != x.device or not vector.is_contiguous()):
-            raise ValueError(f"{name} must be a contiguous tensor of {rows} float32 on {x.device}, as the forward pass wrote it")
-    found = _launch.backward(dy, x, dh, gamma, pointer(mean), rstd.data_ptr(), (mask[0], mask[1], mask[2]), parameter_type, mean is not None)
+        if vector is not None and (
+            vector.dtype != torch.float32
+            or vector.numel() != rows
+            or vector.device != x.device
+            or not vector.is_contiguous()
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous tensor of {rows} float32 on {x.device}, as the forward pass wrote it"
+            )
+    found = _launch.backward(
+        dy, x, dh, gamma, pointer(mean), rstd.data_ptr(), (mask[0], mask[1], mask[2]), parameter_type, mean is not None
+    )
     return tuple(_optional(t, x) for t in found)  # type: ignore[return-value]
 
 
-def _norm_backward_fake(dy: Tensor, x: Tensor, gamma: Tensor | None, mask: list[bool], parameter_type: torch.dtype | None) -> tuple[Tensor, ...]:
+def _norm_backward_fake(
+    dy: Tensor, x: Tensor, gamma: Tensor | None, mask: list[bool], parameter_type: torch.dtype | None
+) -> tuple[Tensor, ...]:
     dtype = gamma.dtype if gamma is not None else parameter_type or x.dtype
     shapes = (x.shape, x.shape[-1:], x.shape[-1:])
-    return tuple(x.new_empty(shape if wanted else (0,), dtype=t if wanted else x.dtype) for wanted, shape, t in zip(mask, shapes, (x.dtype, dtype, dtype)))
+    return tuple(
+        x.new_empty(shape if wanted else (0,), dtype=t if wanted else x.dtype)
+        for wanted, shape, t in zip(mask, shapes, (x.dtype, dtype, dtype))
+    )
 
 
 _define("layer_norm(Tensor x, Tensor? gamma, Tensor? beta, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
@@ -78,32 +94,51 @@ _define("layer_norm(Tensor x, Tensor? gamma, Tensor? beta, float eps) -> (Tensor
 _define("rms_norm(Tensor x, Tensor? gamma, float eps, bool round_before_gamma) -> (Tensor y, Tensor rstd)",
         lambda x, gamma, eps, rounded: _norm(x, None, gamma, None, eps, False, rounded),
         lambda x, gamma, eps, rounded: _norm_fake(x, None, False))
-_define("add_layer_norm(Tensor x, Tensor residual, Tensor? gamma, Tensor? beta, float eps) -> (Tensor y, Tensor h, Tensor mean, Tensor rstd)",
-        lambda x, residual, gamma, beta, eps: _norm(x, residual, gamma, beta, eps, True, False),
-        lambda x, residual, gamma, beta, eps: _norm_fake(x, residual, True))
-_define("add_rms_norm(Tensor x, Tensor residual, Tensor? gamma, float eps, bool round_before_gamma) -> (Tensor y, Tensor h, Tensor rstd)",
-        lambda x, residual, gamma, eps, rounded: _norm(x, residual, gamma, None, eps, False, rounded),
-        lambda x, residual, gamma, eps, rounded: _norm_fake(x, residual, False))
-# `mask`: which of dx, dgamma, dbeta are wanted; the others come back empty. `parameter_type`: of dgamma and dbeta where there
-# is no gamma to tell.
-_define("layer_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor mean, Tensor rstd, bool[] mask, "
-        "ScalarType? parameter_type=None) -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
-        lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward(dy, x, dh, gamma, mean, rstd, mask, parameter_type),
-        lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward_fake(dy, x, gamma, mask, parameter_type))
-_define("rms_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor rstd, bool[] mask) -> (Tensor dx, Tensor dgamma)",
-        lambda dy, x, dh, gamma, rstd, mask: _norm_backward(dy, x, dh, gamma, None, rstd, [*mask, False], None)[:2],
-        lambda dy, x, dh, gamma, rstd, mask: _norm_backward_fake(dy, x, gamma, mask, None))
+_define(
+    "add_layer_norm(Tensor x, Tensor residual, Tensor? gamma, Tensor? beta, float eps) -> (Tensor y, Tensor h, Tensor "
+    "mean, Tensor rstd)",
+    lambda x, residual, gamma, beta, eps: _norm(x, residual, gamma, beta, eps, True, False),
+    lambda x, residual, gamma, beta, eps: _norm_fake(x, residual, True),
+)
+_define(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? gamma, float eps, bool round_before_gamma) -> (Tensor y, Tensor "
+    "h, Tensor rstd)",
+    lambda x, residual, gamma, eps, rounded: _norm(x, residual, gamma, None, eps, False, rounded),
+    lambda x, residual, gamma, eps, rounded: _norm_fake(x, residual, False),
+)
+# `mask`: which of dx, dgamma, dbeta are wanted; the others come back empty. `parameter_type`: of dgamma and dbeta where
+# there is no gamma to tell.
+_define(
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor mean, Tensor rstd, bool[] mask, "
+    "ScalarType? parameter_type=None) -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
+    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward(
+        dy, x, dh, gamma, mean, rstd, mask, parameter_type
+    ),
+    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward_fake(
+        dy, x, gamma, mask, parameter_type
+    ),
+)
+_define(
+    "rms_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor rstd, bool[] mask) -> (Tensor dx, Tensor "
+    "dgamma)",
+    lambda dy, x, dh, gamma, rstd, mask: _norm_backward(dy, x, dh, gamma, None, rstd, [*mask, False], None)[:2],
+    lambda dy, x, dh, gamma, rstd, mask: _norm_backward_fake(dy, x, gamma, mask, None),
+)
 
 operators = torch.ops.normworklog
 
 
-def _save_norm(ctx: Any, normalized: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor | None, rstd: Tensor) -> None:
+def _save_norm(
+    ctx: Any, normalized: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor | None, rstd: Tensor
+) -> None:
     ctx.save_for_backward(normalized, gamma, mean, rstd)
     ctx.parameter_type = None if beta is None else beta.dtype
     ctx.set_materialize_grads(False)
 
 
-def _norm_gradients(ctx: Any, dy: Tensor | None, dh: Tensor | None, want_dx: bool, want_dgamma: bool, want_dbeta: bool) -> tuple[Tensor | None, ...]:
+def _norm_gradients(
+    ctx: Any, dy: Tensor | None, dh: Tensor | None, want_dx: bool, want_dgamma: bool, want_dbeta: bool
+) -> tuple[Tensor | None, ...]:
     """dx, dgamma, dbeta from the gradients of y and h."""
     normalized, gamma, mean, rstd = ctx.saved_tensors
     if dy is None:  # nothing depends on y: h = x + residual alone is left
@@ -164,13 +199,17 @@ def _add_rms_norm_gradient(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: A
     return dx if want_x else None, dx if want_residual else None, dgamma, None, None
 
 
-# --- BatchNorm ---------------------------------------------------------------------------------------------------------
-def _batch_norm_train(x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, momentum: float,
-                      eps: float) -> tuple[Tensor, ...]:
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
+def _batch_norm_train(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float,
+) -> tuple[Tensor, ...]:
     save_mean, save_invstd = _floats(x, x.shape[1]), _floats(x, x.shape[1])
     new_mean = None if running_mean is None else running_mean.clone()
     new_var = None if running_var is None else running_var.clone()
-    y = _launch.batch_norm_train(x, gamma, beta, new_mean, new_var, momentum, eps, save_mean.data_ptr(), save_invstd.data_ptr())
+    y = _launch.batch_norm_train(
+        x, gamma, beta, new_mean, new_var, momentum, eps, save_mean.data_ptr(), save_invstd.data_ptr()
+    )
     return y, save_mean, save_invstd, _optional(new_mean, save_mean), _optional(new_var, save_mean)
 
 
@@ -181,35 +220,56 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _batch_norm_train_fake(x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-                           momentum: float, eps: float) -> tuple[Tensor, ...]:
+def _batch_norm_train_fake(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float,
+) -> tuple[Tensor, ...]:
     channels = x.shape[1]
     sizes = (channels, channels, 0 if running_mean is None else channels, 0 if running_var is None else channels)
     return _like(x), *[x.new_empty(size, dtype=torch.float32) for size in sizes]
 
 
-def _batch_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: Tensor, save_invstd: Tensor, mask: list[bool],
-                         parameter_type: torch.dtype | None = None) -> tuple[Tensor, ...]:
+def _batch_norm_backward(
+    dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: Tensor, save_invstd: Tensor, mask: list[bool],
+    parameter_type: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
     for name, vector in (("save_mean", save_mean), ("save_invstd", save_invstd)):
         _launch.check_vector(name, vector, x.shape[1], x, torch.float32)
-    found = _launch.batch_norm_backward(dy, x, gamma, save_mean.contiguous().data_ptr(), save_invstd.contiguous().data_ptr(), (mask[0], mask[1], mask[2]),
-                                        parameter_type)
+    found = _launch.batch_norm_backward(
+        dy, x, gamma, save_mean.contiguous().data_ptr(), save_invstd.contiguous().data_ptr(),
+        (mask[0], mask[1], mask[2]), parameter_type,
+    )
     return tuple(_optional(t, x) for t in found)
 
 
-def _batch_norm_backward_fake(dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: Tensor, save_invstd: Tensor, mask: list[bool],
-                              parameter_type: torch.dtype | None = None) -> tuple[Tensor, ...]:
+def _batch_norm_backward_fake(
+    dy: Tensor, x: Tensor, gamma: Tensor | None, save_mean: Tensor, save_invstd: Tensor, mask: list[bool],
+    parameter_type: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
     dtype = gamma.dtype if gamma is not None else parameter_type or x.dtype
     dx = _like(x) if mask[0] else x.new_empty(0)
     return dx, *[x.new_empty(x.shape[1], dtype=dtype) if wanted else x.new_empty(0) for wanted in mask[1:]]
 
 
-_define("batch_norm_train(Tensor x, Tensor? gamma, Tensor? beta, Tensor? running_mean, Tensor? running_var, float momentum, float eps) "
-        "-> (Tensor y, Tensor save_mean, Tensor save_invstd, Tensor new_running_mean, Tensor new_running_var)", _batch_norm_train, _batch_norm_train_fake)
-_define("batch_norm_inference(Tensor x, Tensor? gamma, Tensor? beta, Tensor running_mean, Tensor running_var, float eps) -> Tensor",
-        _launch.batch_norm_inference, lambda x, gamma, beta, running_mean, running_var, eps: _like(x))
-_define("batch_norm_backward(Tensor dy, Tensor x, Tensor? gamma, Tensor save_mean, Tensor save_invstd, bool[] mask, ScalarType? parameter_type=None) "
-        "-> (Tensor dx, Tensor dgamma, Tensor dbeta)", _batch_norm_backward, _batch_norm_backward_fake)
+_define(
+    "batch_norm_train(Tensor x, Tensor? gamma, Tensor? beta, Tensor? running_mean, Tensor? running_var, float "
+    "momentum, float eps) -> (Tensor y, Tensor save_mean, Tensor save_invstd, Tensor new_running_mean, Tensor "
+    "new_running_var)",
+    _batch_norm_train,
+    _batch_norm_train_fake,
+)
+_define(
+    "batch_norm_inference(Tensor x, Tensor? gamma, Tensor? beta, Tensor running_mean, Tensor running_var, float eps) "
+    "-> Tensor",
+    _launch.batch_norm_inference,
+    lambda x, gamma, beta, running_mean, running_var, eps: _like(x),
+)
+_define(
+    "batch_norm_backward(Tensor dy, Tensor x, Tensor? gamma, Tensor save_mean, Tensor save_invstd, bool[] mask, "
+    "ScalarType? parameter_type=None) -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
+    _batch_norm_backward,
+    _batch_norm_backward_fake,
+)
 
 
 def _batch_norm_train_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -229,9 +289,12 @@ def _batch_norm_train_gradient(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Te
     return *[gradient if wanted else None for gradient, wanted in zip(found, mask)], None, None, None, None
 
 
-def inference_gradients(dy: Tensor, x: Tensor, gamma: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float, mask: tuple[bool, ...],
-                        parameter_type: torch.dtype | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of y = (x - running_mean) * invstd * gamma + beta, whose statistics are constants: too simple for a kernel of ours."""
+def inference_gradients(
+    dy: Tensor, x: Tensor, gamma: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float,
+    mask: tuple[bool, ...], parameter_type: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of y = (x - running_mean) * invstd * gamma + beta, whose statistics are constants: too simple for a kernel of
+    ours."""
     shape = (1, -1) + (1,) * (x.dim() - 2)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     invstd = torch.rsqrt(running_var + eps)
@@ -251,7 +314,9 @@ def _batch_norm_inference_setup(ctx: Any, inputs: tuple[Any, ...], output: Tenso
 
 def _batch_norm_inference_gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, gamma, running_mean, running_var = ctx.saved_tensors
-    return *inference_gradients(dy, x, gamma, running_mean, running_var, ctx.eps, ctx.needs_input_grad[:3], ctx.parameter_type), None, None, None
+    mask = ctx.needs_input_grad[:3]
+    found = inference_gradients(dy, x, gamma, running_mean, running_var, ctx.eps, mask, ctx.parameter_type)
+    return *found, None, None, None
 
 
 for _name, _setup, _gradient in (

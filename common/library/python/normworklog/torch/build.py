@@ -17,7 +17,11 @@ from . import _native
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m normworklog.torch.build", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="folder to put it into (default: the package's, or the cache where that cannot be written to)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder to put it into (default: the package's, or the cache where that cannot be written to)",
+    )
     options = parser.parse_args()
     own, *others = _native.folders()
     folder = options.output or (own if not others or os.access(own, os.W_OK) else others[0])

@@ -86,8 +86,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def replace_norms(model: Model) -> Model:
     """Makes every norm of `model` one of the above, and returns `model`.
 
-    A module changes its class in its place: parameters, buffers, hooks and every reference to it (an optimizer's, a tied
-    module's) stay as they are. Subclasses of torch.nn's norms are left alone, since they may compute something else.
+    A module changes its class in its place: parameters, buffers, hooks and every reference to it (an optimizer's, a
+    tied module's) stay as they are. Subclasses of torch.nn's norms are left alone, since they may compute something
+    else.
     """
     for module in model.modules():
         replacement = REPLACEMENTS.get(type(module))

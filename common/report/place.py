@@ -1,0 +1,81 @@
+"""Where a table is wanted, and what is written below it about where its figures come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results import MODES, ReportError, Repository, ResultFile
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table is wanted: in which file, with which options."""
+
+    repository: Repository
+    file: Path
+    options: dict[str, str]
+    gpu: str
+
+    def option(self, name: str, default: str = "") -> str:
+        return self.options.get(name, default)
+
+    def chosen(self, name: str) -> list[str]:
+        """A comma-separated option; empty where all are meant."""
+        return [word for word in self.option(name).split(",") if word]
+
+    def flag(self, name: str) -> bool:
+        value = self.option(name, "no")
+        if value not in ("yes", "no"):
+            raise ReportError(f"{name} is '{value}'; it must be yes or no")
+        return value == "yes"
+
+    def stage(self) -> str:
+        """The stage option, else the stage in whose folder the file lies."""
+        stages = self.repository.stages()
+        own = self.file.parent.name if self.file.parent.parent == self.repository.root else ""
+        stage = self.option("stage", own if own in stages else "")
+        if not stage:
+            raise ReportError("stage is missing: this file lies in no stage's folder")
+        if stage not in stages:
+            raise ReportError(f"there is no stage '{stage}'; there are: {', '.join(stages)}")
+        return stage
+
+    def link(self, path: Path, text: str | None = None) -> str:
+        target = os.path.relpath(path, self.file.parent)
+        return f"[{text or target}]({target})"
+
+    def timings_named(self, default: str = "") -> list[str]:
+        modes = [mode for mode in self.option("timing", default).split(",") if mode]
+        for mode in modes:
+            if mode not in MODES:
+                raise ReportError(f"timing is '{mode}'; it must be of {', '.join(MODES)}")
+        return modes
+
+
+def origin_of(place: Place, results: ResultFile) -> str:
+    """H200, 2026-07-30, commit `0123456789`: of what the file says."""
+    context = results.context
+    commit = context.get("commit", "")
+    changes = " with changes" if context.get("dirty") == "true" else ""
+    words = [
+        context.get("device") or context.get("gpu") or place.gpu,
+        context.get("date", "")[:10],
+        f"commit `{commit[:10]}`{changes}" if commit else "",
+    ]
+    return ", ".join(word for word in words if word)
+
+
+def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
+    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it."""
+    by_origin: dict[str, list[ResultFile]] = {}
+    for results in files:
+        by_origin.setdefault(origin_of(place, results), []).append(results)
+    notes = []
+    for origin, group in by_origin.items():
+        several = len(group) > 1
+        links = [place.link(r.path, f"stage {r.path.parent.parent.name[:2]}" if several else None) for r in group]
+        notes.append(f"{origin}: {', '.join(links)}")
+    return notes
