@@ -1,14 +1,18 @@
-// Residual add and norm: the sum in a trip of its own, and what one thread adds. The kernels that add and normalize in
-// one trip through memory are in final/.
+// Residual add and norm in one trip through memory, and RMSNorm: other operations for stage 05's kernel `held`. The
+// kernels for every shape are in final/.
 #pragma once
 
 #include "04_vectorized/kernels.cuh"
+#include "05_welford/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::fused_residual {
 
+using vectorized::Floats;
 using vectorized::vector_size;
+using welford::launch_held;
+using welford::LayerNorm;
 
 // [snippet: add]
 // The sum of two vectors, rounded to T: once, as if it had been exact before.
@@ -88,6 +92,89 @@ void add(Addition<T> p, cudaStream_t stream) {
   const int64_t pieces = (p.cols + piece_cols - 1) / piece_cols;
   launch(add_rows<T>, {.grid = static_cast<unsigned>(p.rows * pieces), .block = threads_of_add, .stream = stream}, p,
          pieces);
+}
+// [/snippet]
+
+// [snippet: rms_norm]
+// RMSNorm is layer normalization without a mean: its moments are about zero, and there is no beta.
+template <class T, class G>
+struct RmsNorm : LayerNorm<T, G> {
+  static constexpr bool has_mean = false;
+  bool round_before_gamma;
+
+  __device__ void store(int64_t row, int col, uint4 bits, Floats<T> x, float rest, float rstd) const {
+    if (round_before_gamma) {
+#pragma unroll
+      for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= rstd;
+      x = vectorized::unpack<T>(vectorized::pack<T>(x));
+      rstd = 1.0f;
+    }
+    LayerNorm<T, G>::store(row, col, bits, x, rest, rstd);
+  }
+};
+// [/snippet]
+
+// [snippet: add_norm]
+// x + residual in the load step, and from there on `Norm`, for which its x is h: the *rounded* sum that is stored. A
+// thread stores h where it has read x and residual, and when it needs neither any more, so that h may be either.
+template <class Norm>
+struct AddNorm : Norm {
+  using T = typename Norm::Element;
+  const T* x;
+  const T* residual;
+  T* h;
+  int64_t x_stride, residual_stride;
+
+  __device__ uint4 load(int64_t row, int col) const {
+    const int cols = static_cast<int>(this->p.cols);
+    return add_vectors<T>(vectorized::load(x + row * x_stride, col, cols),
+                          vectorized::load(residual + row * residual_stride, col, cols));
+  }
+  __device__ void store(int64_t row, int col, uint4 sum, const Floats<T>& v, float rest, float rstd) const {
+    this->store_vector(h + row * this->p.x_stride, col, sum);
+    Norm::store(row, col, sum, v, rest, rstd);
+  }
+};
+// [/snippet]
+
+// [snippet: launch]
+// The norm of h, which is the second half of both operations.
+template <class T, class G>
+LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
+  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
+}
+template <class T, class G>
+RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
+  return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
+}
+
+// What the kernel takes.
+template <class T, class G>
+LayerNorm<T, G> norm_of(const LayerNormForward<T, G>& p) {
+  return {p};
+}
+template <class T, class G>
+RmsNorm<T, G> norm_of(const RmsNormForward<T, G>& p) {
+  return {{{p.x, p.gamma, nullptr, p.y, nullptr, p.rstd, p.rows, p.cols, p.x_stride, p.y_stride, p.eps}},
+          p.round_before_gamma};
+}
+
+template <class T, class G>
+void held_rms_norm(const RmsNormForward<T, G>& p, cudaStream_t stream) {
+  launch_held(norm_of(p), stream);
+}
+
+// h may be x or residual, and y may be x, residual or h where those are not needed any more; any other overlap of the
+// tensors is not allowed.
+template <class T, class G>
+void held_add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream) {
+  using Norm = LayerNorm<T, G>;
+  launch_held(AddNorm<Norm>{norm_of(norm_of_sum(p)), p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
+}
+template <class T, class G>
+void held_add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream) {
+  using Norm = RmsNorm<T, G>;
+  launch_held(AddNorm<Norm>{norm_of(norm_of_sum(p)), p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
 }
 // [/snippet]
 

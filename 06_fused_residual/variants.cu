@@ -35,6 +35,14 @@ Program program() {
               unfused_layer_norm<half, half>, unfused_layer_norm<half, float>, unfused_layer_norm<bf16, bf16>,
               unfused_layer_norm<bf16, float>, unfused_rms_norm<float, float>, unfused_rms_norm<half, half>,
               unfused_rms_norm<half, float>, unfused_rms_norm<bf16, bf16>, unfused_rms_norm<bf16, float>);
+  program.add("held", "stage 05's kernel of that name, with the sum in its load step", welford::held<float, float>,
+              welford::held<half, half>, welford::held<half, float>, welford::held<bf16, bf16>,
+              welford::held<bf16, float>, held_rms_norm<float, float>, held_rms_norm<half, half>,
+              held_rms_norm<half, float>, held_rms_norm<bf16, bf16>, held_rms_norm<bf16, float>,
+              held_add_layer_norm<float, float>, held_add_layer_norm<half, half>, held_add_layer_norm<half, float>,
+              held_add_layer_norm<bf16, bf16>, held_add_layer_norm<bf16, float>, held_add_rms_norm<float, float>,
+              held_add_rms_norm<half, half>, held_add_rms_norm<half, float>, held_add_rms_norm<bf16, bf16>,
+              held_add_rms_norm<bf16, float>);
   program.add("fused", "the sum in the norm's load step", add_layer_norm<float, float>, add_layer_norm<half, half>,
               add_layer_norm<half, float>, add_layer_norm<bf16, bf16>, add_layer_norm<bf16, float>,
               add_rms_norm<float, float>, add_rms_norm<half, half>, add_rms_norm<half, float>, add_rms_norm<bf16, bf16>,

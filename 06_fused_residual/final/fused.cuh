@@ -17,16 +17,6 @@ template <class T, class G>
 void add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream);
 template <class T, class G>
 void add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream);
-
-// The norm of h, which is the second half of both operations.
-template <class T, class G>
-LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
-}
-template <class T, class G>
-RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
-}
 // [/snippet]
 
 }  // namespace worklog::fused_residual

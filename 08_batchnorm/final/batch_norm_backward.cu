@@ -1,6 +1,6 @@
 // batch_norm_backward() in one pair of types, which the build names.
-#include "08_batchnorm/final/batch_norm.cuh"
 #include "08_batchnorm/final/backward_steps.cuh"
+#include "08_batchnorm/final/batch_norm.cuh"
 #include "08_batchnorm/final/launch.cuh"
 #include "08_batchnorm/final/vector.cuh"
 

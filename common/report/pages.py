@@ -72,15 +72,18 @@ def code_page(path: Path) -> str:
     return f"# {path.relative_to(ROOT)}\n\n{fence(path.read_text(encoding='utf-8'), language)}\n"
 
 
+PROGRAM = ("main.cu", "variants.cu")  # of a stage
+
+
 def is_stage_code(path: Path) -> bool:
-    return path.parent.name in stage_folders(ROOT) and (path.suffix == ".cuh" or path.name in ("main.cu", "variants.cu"))
+    return path.parent.name in stage_folders(ROOT) and (path.suffix == ".cuh" or path.name in PROGRAM)
 
 
 def stage_code(stage: str) -> str:
     """A stage's code in tabs, the kernels first."""
     tabs = []
     files = filter(is_stage_code, (ROOT / stage).iterdir())
-    for path in sorted(files, key=lambda path: (path.name != "kernels.cuh", path.name in ("main.cu", "variants.cu"), path.name)):
+    for path in sorted(files, key=lambda path: (path.name != "kernels.cuh", path.name in PROGRAM, path.name)):
         body = fence(path.read_text(encoding="utf-8"), "cuda")
         tabs.append(f'=== "{path.name}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.split("\n")))
     return f"# {stage}: the code\n\n" + "\n\n".join(tabs) + "\n"

@@ -98,7 +98,8 @@ def source_hash(stage: str, root: Path = ROOT) -> str:
     root = root.resolve()
     tokens: list[str] = []
     seen: set[Path] = set()
-    for path in (root / stage / "kernels.cuh", *sorted(p for p in (root / stage / "final").glob("*") if p.suffix in (".cuh", ".h", ".cu"))):
+    final = sorted(path for path in (root / stage / "final").glob("*") if path.suffix in (".cuh", ".h", ".cu"))
+    for path in (root / stage / "kernels.cuh", *final):
         collect(path.resolve(), root, seen, tokens)
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 

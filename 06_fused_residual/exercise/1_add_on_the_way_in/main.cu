@@ -1,6 +1,5 @@
 // Exercise 06.1: add on the way in.
 #include "05_welford/final/reread.cuh"
-#include "06_fused_residual/final/fused.cuh"
 #include "common/harness/program.h"
 #include "kernels.cuh"
 

@@ -1,6 +1,5 @@
 // Exercise 06.2: do not read h again.
 #include "05_welford/final/one_row.cuh"
-#include "06_fused_residual/final/fused.cuh"
 #include "common/harness/program.h"
 #include "kernels.cuh"
 
