@@ -1,5 +1,5 @@
 // Synchronized BatchNorm: a process to each GPU, NCCL between them. Each step is checked against one GPU that holds the
-// whole batch, every rank's statistics are held against every other's bit for bit, and the cost is measured.
+// whole batch, every rank's statistics are compared with every other's bit for bit, and the cost is measured.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <sys/mman.h>

@@ -44,7 +44,7 @@ __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t 
   return *static_cast<const uint4*>(from);
 }
 
-// Into shared memory, asynchronously. A ring whose places hang on a number that is the same for all lanes has to say
+// Into shared memory, asynchronously. A ring whose places depend on a number that is the same for all lanes has to say
 // `undivided`, which leaves its addresses as they are: they have 28 bits. Else NVIDIA's assembler may add them up in
 // the copy itself, and then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3
 // (IST-DASLab/marlin, issue 44).

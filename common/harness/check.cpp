@@ -90,7 +90,7 @@ std::string_view name_of(Verdict verdict) {
 void judge(Check& check, const Variant& variant) {
   const std::optional<Recorded> recorded = recorded_failure(variant, check.options);
   if (recorded && recorded->from.is_never()) {
-    check.expectation = "hangs on rounding";
+    check.expectation = "depends on rounding";
   } else if (recorded) {
     check.expectation = fmt::format("fails from {} x {}", recorded->from.rows, recorded->from.cols);
   }

@@ -26,7 +26,7 @@ struct FailsFrom {
   int64_t most_rows = std::numeric_limits<int64_t>::max();  // nor for more of them
   int64_t least_rows = 0;                                   // nor for fewer
 
-  // No shape is so large that the variant has to fail: its result hangs on rounding, so either is accepted.
+  // No shape is so large that the variant has to fail: its result depends on rounding, so either is accepted.
   bool is_never() const { return rows == std::numeric_limits<int64_t>::max(); }
 };
 
@@ -59,7 +59,7 @@ class Variant {
   // The variant gives wrong results on this input from this shape on. A run in which it passes there has failed. At
   // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
-  // Whether the variant's result on this input is right hangs on rounding: on whether a compiler fuses a multiplication
+  // Whether the variant's result on this input is right depends on rounding: on whether a compiler fuses a multiplication
   // and an addition, say, or on two values that lie close together by chance. Either is accepted, in up to `most_rows`
   // rows of up to `most_cols`.
   Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {},

@@ -314,7 +314,7 @@ NW_API nw_status nw_batchnorm_backward(const nw_batchnorm_backward_args* args, v
 
 // Writes to *bytes how much memory a call with these arguments needs to work in: 0 where none. `args` points to the
 // operation's struct, of which the size, the types and the shape are looked at and no pointer. For one type the size
-// hangs on cols alone (norms) or is always the same (BatchNorm), so that it need not be asked for at each call.
+// depends on cols alone (norms) or is always the same (BatchNorm), so that it need not be asked for at each call.
 //
 // The contents do not matter, before or after. A workspace that is given must be large enough; then nothing is
 // allocated, and the call can be captured into a graph. Without one (null), a call allocates it in its stream and gives

@@ -359,7 +359,7 @@ TEST_F(Library, RmsNormsBackwardPassAddsWhatReachesTheSum) {
   }
 }
 
-// y in the place of h: the sum is lost, and y is what it would have been.
+// y where h was: the sum is lost, and y is what it would have been.
 TEST_F(Library, TheNormMayTakeThePlaceOfTheSum) {
   const Problem problem({.operation = Operation::add_layernorm_forward, .rows = 5, .cols = 768});
   Workspace apart(problem, 0);
