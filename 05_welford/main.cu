@@ -33,6 +33,8 @@ int main(int argc, char** argv) {
       .may_fail_on(Input::uniform, {Dtype::fp32}, 2)
       .may_fail_on(Input::nan_row, {Dtype::fp32}, 2)
       .fails_on(Input::huge, {.cols = 2, .dtypes = {Dtype::fp32, Dtype::bf16}});
+  program.add("held", "the mean in two floats, and one kernel for every row", held<float, float>, held<half, half>,
+              held<half, float>, held<bf16, bf16>, held<bf16, float>);
   program.add("layer_norm", "the final kernel: lanes, a block or a cluster to a row", layer_norm<float, float>,
               layer_norm<half, half>, layer_norm<half, float>, layer_norm<bf16, bf16>, layer_norm<bf16, float>);
   return program.run(argc, argv);

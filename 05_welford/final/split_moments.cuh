@@ -3,6 +3,7 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/kernels.cuh"
 
 namespace worklog::welford {
 
@@ -10,17 +11,6 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::warp_sum;
 
 // [snippet: split_moments]
-// Moments whose mean is kept in two parts: `pivot`, a float near it, and `rest`, the mean of what is left without it.
-//
-// A mean of 1e4 in one float is exact to 5e-4, and where the deviation is 1, so would be every output. But x - pivot is
-// exact, or nearly, wherever a large mean makes it matter, and rest is a small number with all its digits.
-struct SplitMoments {
-  float count;
-  float pivot;
-  float rest;
-  float m2;
-};
-
 // Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
 enum class About { mean, zero };
 
