@@ -96,11 +96,11 @@ void add(Addition<T> p, cudaStream_t stream) {
 // [/snippet]
 
 // [snippet: rms_norm]
-// RMSNorm is layer normalization without a mean: its moments are about zero, and there is no beta.
+// RMSNorm is layer normalization without a mean: deviations are from zero, and there is no beta.
 template <class T, class G>
 struct RmsNorm : LayerNorm<T, G> {
   static constexpr bool has_mean = false;
-  bool round_before_gamma;
+  bool round_before_gamma;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 
   __device__ void store(int64_t row, int col, uint4 bits, Floats<T> x, float rest, float rstd) const {
     if (round_before_gamma) {
@@ -115,8 +115,8 @@ struct RmsNorm : LayerNorm<T, G> {
 // [/snippet]
 
 // [snippet: add_norm]
-// x + residual in the load step, and from there on `Norm`, for which its x is h: the *rounded* sum that is stored. A
-// thread stores h where it has read x and residual, and when it needs neither any more, so that h may be either.
+// x + residual when a vector is loaded, and from there on `Norm`, for which its x is h: the *rounded* sum. h is stored
+// beside y, by the thread that has read x and residual there and needs them no more. So h may be either.
 template <class Norm>
 struct AddNorm : Norm {
   using T = typename Norm::Element;
@@ -148,33 +148,29 @@ RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
   return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
 }
 
-// What the kernel takes.
+// The same arguments as the kernel takes them: there is no beta, and no mean to write.
 template <class T, class G>
-LayerNorm<T, G> norm_of(const LayerNormForward<T, G>& p) {
-  return {p};
-}
-template <class T, class G>
-RmsNorm<T, G> norm_of(const RmsNormForward<T, G>& p) {
+RmsNorm<T, G> operation_of(const RmsNormForward<T, G>& p) {
   return {{{p.x, p.gamma, nullptr, p.y, nullptr, p.rstd, p.rows, p.cols, p.x_stride, p.y_stride, p.eps}},
           p.round_before_gamma};
 }
 
 template <class T, class G>
 void held_rms_norm(const RmsNormForward<T, G>& p, cudaStream_t stream) {
-  launch_held(norm_of(p), stream);
+  launch_held(operation_of(p), stream);
 }
 
 // h may be x or residual, and y may be x, residual or h where those are not needed any more; any other overlap of the
 // tensors is not allowed.
 template <class T, class G>
 void held_add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream) {
-  using Norm = LayerNorm<T, G>;
-  launch_held(AddNorm<Norm>{norm_of(norm_of_sum(p)), p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
+  using Operation = AddNorm<LayerNorm<T, G>>;
+  launch_held(Operation{{norm_of_sum(p)}, p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
 }
 template <class T, class G>
 void held_add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream) {
-  using Norm = RmsNorm<T, G>;
-  launch_held(AddNorm<Norm>{norm_of(norm_of_sum(p)), p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
+  using Operation = AddNorm<RmsNorm<T, G>>;
+  launch_held(Operation{operation_of(norm_of_sum(p)), p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
 }
 // [/snippet]
 
