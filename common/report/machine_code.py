@@ -184,8 +184,7 @@ class Cubin:
             name = section.name.removeprefix(TEXT)
             if section.name.startswith(TEXT) and self.elf.section(f".nv.constant0.{name}"):
                 section_of_shared = self.elf.section(f".nv.shared.{name}")
-                reserved = RESERVED_SHARED if int(self.architecture.removeprefix("sm_")) >= 90 else 0
-                shared = max(0, section_of_shared.size - reserved) if section_of_shared else 0
+                shared = max(0, section_of_shared.size - self._reserved()) if section_of_shared else 0
                 code = hashlib.sha256("\n".join(self._described(section, ())).encode()).hexdigest()[:HASH_DIGITS]
                 found[name] = Kernel(name, code, self.registers.get(name, 0), shared)
         return found
@@ -197,7 +196,7 @@ class Cubin:
         lines = [
             f"code {hashlib.sha256(without_padding(section.content)).hexdigest()}",
             f"registers {self.registers.get(name, 0)}",
-            f"shared {shared.size if shared else 0}",
+            f"shared {self._shared_of(shared, above)}",
         ]
         # Those of the module, `__constant__` variables: code that reads them does not say which.
         for bank, constants in [*self._constants.get(name, ()), *self._constants.get("", ())]:
@@ -206,6 +205,15 @@ class Cubin:
             lines.append(f"at {relocation.offset} {relocation.kind} {relocation.addend}")
             lines += self._target(relocation.symbol, section, above)
         return lines
+
+    def _shared_of(self, shared: Section | None, above: tuple[str, ...]) -> int:
+        """What is reserved counts in every kernel: the section of one without shared memory of its own has it only where
+        another kernel of the module has some."""
+        size = shared.size if shared else 0
+        return size if above else max(size, self._reserved())
+
+    def _reserved(self) -> int:
+        return RESERVED_SHARED if int(self.architecture.removeprefix("sm_")) >= 90 else 0
 
     def _target(self, symbol: Symbol, origin: Section, above: tuple[str, ...]) -> list[str]:
         """What a reference leads to: a function by its code, a variable by its first value."""
