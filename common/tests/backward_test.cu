@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "07_backward/final/backward.cuh"
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #ifdef WORKLOG_BACKEND_CPU
 #include "simt/simt.h"

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "08_batchnorm/final/batch_norm.cuh"
 #include "08_batchnorm/sync.cuh"
 #include "common/harness/device_buffer.h"
 

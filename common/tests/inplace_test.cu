@@ -7,6 +7,7 @@
 
 #include "05_welford/final/layer_norm.cuh"
 #include "06_fused_residual/final/fused.cuh"
+#include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #include "common/harness/device_buffer.h"
 #include "common/harness/dtype.h"
