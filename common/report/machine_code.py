@@ -207,8 +207,8 @@ class Cubin:
         return lines
 
     def _shared_of(self, shared: Section | None, above: tuple[str, ...]) -> int:
-        """What is reserved counts in every kernel: the section of one without shared memory of its own has it only where
-        another kernel of the module has some."""
+        """What is reserved counts in every kernel: the section of one without shared memory of its own has it only
+        where another kernel of the module has some."""
         size = shared.size if shared else 0
         return size if above else max(size, self._reserved())
 
