@@ -59,9 +59,9 @@ class Variant {
   // The variant gives wrong results on this input from this shape on. A run in which it passes there has failed. At
   // smaller shapes either result is accepted.
   Variant& fails_on(Input input, FailsFrom from);
-  // Whether the variant's result on this input is right depends on rounding: on whether a compiler fuses a multiplication
-  // and an addition, say, or on two values that lie close together by chance. Either is accepted, in up to `most_rows`
-  // rows of up to `most_cols`.
+  // Whether the variant's result on this input is right depends on rounding: on whether a compiler fuses a
+  // multiplication and an addition, say, or on two values that lie close together by chance. Either is accepted, in up
+  // to `most_rows` rows of up to `most_cols`.
   Variant& may_fail_on(Input input, std::vector<Dtype> dtypes = {},
                        int64_t most_cols = std::numeric_limits<int64_t>::max(),
                        int64_t most_rows = std::numeric_limits<int64_t>::max());
