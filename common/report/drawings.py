@@ -843,7 +843,7 @@ def multiprocessor_timeline(
 
 
 def clusters_start() -> Drawing:
-    """07: what a launch with overlap does to clusters that stay."""
+    """07: what a launch with overlap does to persistent clusters."""
     # Which multiprocessor falls free after which; of group 1 the middle comes first.
     order = [11, 2, 10, 0, 12, 3, 13, 1, 5, 15, 4, 8, 7, 6, 14, 9]
     clusters, share, earliest, step = len(order) // CLUSTER, 228.0, 26.0, 7.0
@@ -860,7 +860,7 @@ def clusters_start() -> Drawing:
     )
     left = LEFT + 70.0
     drawing.text(
-        LEFT, 30, "Clusters that stay: four free neighbours each, and a fixed share of the rows", size=15, bold=True
+        LEFT, 30, "Persistent clusters: four free neighbours each, and a fixed share of the rows", size=15, bold=True
     )
     drawing.text(LEFT, 64, "Launched with overlap", bold=True)
     drawing.text(
