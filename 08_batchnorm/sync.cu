@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "08_batchnorm/final/batch_norm.cuh"
 #include "08_batchnorm/sync.cuh"
 #include "common/harness/device_buffer.h"
 
