@@ -2,7 +2,7 @@
 // kernels for every shape are in final/.
 #pragma once
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/steps.cuh"
 
 namespace worklog::welford {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/one_row.cuh"
 #include "05_welford/final/persistent_clusters.cuh"
 #include "05_welford/final/plan.h"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/alignment.cuh"
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/elements.cuh"

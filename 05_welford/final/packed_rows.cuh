@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 
 namespace worklog::welford {
 

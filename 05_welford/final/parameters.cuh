@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/unpack.cuh"
 

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/one_pass.cuh"
 #include "05_welford/final/parameters.cuh"
 #include "05_welford/final/row_ring.cuh"

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/share.cuh"

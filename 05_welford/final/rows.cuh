@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/plan.h"
 
 namespace worklog::welford {

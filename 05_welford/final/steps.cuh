@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
 #include "05_welford/final/unpack.cuh"

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 
 namespace worklog::welford {
 

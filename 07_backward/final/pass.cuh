@@ -3,7 +3,7 @@
 // stage 05 is named here too.
 #pragma once
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/parameters.cuh"
 #include "05_welford/final/rows.cuh"

@@ -3,7 +3,7 @@
 // normalize.cuh.
 #pragma once
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "08_batchnorm/final/merge.cuh"
 #include "common/device/arguments.h"
 

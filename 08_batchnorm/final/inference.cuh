@@ -2,7 +2,7 @@
 // through memory is that of apply.cuh.
 #pragma once
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "08_batchnorm/final/apply.cuh"
 #include "08_batchnorm/final/vector.cuh"
 #include "common/device/arguments.h"

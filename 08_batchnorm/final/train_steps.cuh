@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "08_batchnorm/final/merge.cuh"
 #include "common/device/arguments.h"
 

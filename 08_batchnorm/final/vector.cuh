@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/unpack.cuh"
 

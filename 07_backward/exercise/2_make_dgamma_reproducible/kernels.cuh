@@ -2,7 +2,7 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
