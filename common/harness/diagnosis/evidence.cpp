@@ -7,14 +7,6 @@
 namespace worklog::diagnosis {
 namespace {
 
-bool is_batchnorm(const Reference& reference) {
-  return name_of(reference.options().operation).starts_with("batchnorm");
-}
-
-bool is_rms(const Reference& reference) {
-  return name_of(reference.options().operation).find("rmsnorm") != std::string_view::npos;
-}
-
 // Some rows of a longer list, evenly spread over it.
 std::vector<int64_t> spread(const std::vector<int64_t>& rows) {
   std::vector<int64_t> some;
@@ -47,8 +39,8 @@ Evidence::Evidence(const Reference& of, const std::vector<HostTensor>& results, 
       summation(order),
       name(tensor.spec.name),
       tolerance(tolerance_of(tensor.dtype)),
-      batchnorm(is_batchnorm(of)),
-      rms(is_rms(of)),
+      batchnorm(is_batchnorm(of.options().operation)),
+      rms(!subtracts_mean(of.options().operation)),
       n(static_cast<double>(batchnorm ? of.rows() : of.cols())),
       eps(of.options().eps) {
   if (of.options().operation == Operation::batchnorm_train) {
