@@ -3,20 +3,17 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/harness/baseline.h"
 #include "common/harness/check.h"
+#include "common/harness/context.h"
 #include "common/harness/report.h"
 #include "common/harness/timing.h"
 
 namespace worklog {
 
 using Json = nlohmann::ordered_json;  // keys stay in the order in which they were written
-
-// Keys and values of a context, all values as strings, as Google Benchmark writes its own.
-using ContextEntries = std::vector<std::pair<std::string, std::string>>;
 
 // The stream that a timing is compared with.
 struct StreamTiming {

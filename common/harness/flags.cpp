@@ -17,8 +17,6 @@
 namespace worklog {
 namespace {
 
-constexpr int64_t max_rows = int64_t{1} << 31;
-constexpr int64_t max_cols = int64_t{1} << 20;
 constexpr int64_t max_misalign = 1024;
 
 std::vector<std::string> split(const std::string& list) {
@@ -115,8 +113,8 @@ std::vector<Thing> in_variants(const std::vector<const Variant*>& variants, cons
 void check_without(const Request& request) {
   for (const std::string& name : request.without) {
     std::vector<std::string_view> allowed;
-    for (int each = 0; each <= static_cast<int>(Operation::batchnorm_backward); ++each) {
-      for (const TensorSpec& spec : tensors_of(static_cast<Operation>(each))) {
+    for (const Operation operation : all_operations) {
+      for (const TensorSpec& spec : tensors_of(operation)) {
         if (spec.optional && std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) {
           allowed.push_back(spec.name);
         }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 
@@ -30,6 +31,25 @@ void save_npy(const std::string& path, const HostTensor& tensor) {
   }
   file.close();
   if (!file) throw std::runtime_error(fmt::format("cannot write {}: {}", path, std::strerror(errno)));
+}
+
+void save_tensors(const std::string& folder, const Problem& problem, const std::vector<HostTensor>& results,
+                  const std::string& variant) {
+  const ProblemOptions& o = problem.options();
+  const std::filesystem::path inputs =
+      std::filesystem::path(folder) /
+      fmt::format("{}-{}-{}x{}-{}", name_of(o.operation), name_of(o.dtype), o.rows, o.cols, name_of(o.input));
+  const std::filesystem::path outputs = inputs / variant;
+  std::filesystem::create_directories(outputs);
+  for (const HostTensor& tensor : problem.tensors()) {
+    if (!tensor.present || tensor.spec.role == Role::output) continue;
+    const char* suffix = tensor.spec.role == Role::updated ? "_before" : "";
+    save_npy(inputs / fmt::format("{}{}.npy", tensor.spec.name, suffix), tensor);
+  }
+  for (const HostTensor& tensor : results) {
+    if (!tensor.present || tensor.spec.role == Role::input) continue;
+    save_npy(outputs / fmt::format("{}.npy", tensor.spec.name), tensor);
+  }
 }
 
 }  // namespace worklog

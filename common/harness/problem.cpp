@@ -17,13 +17,6 @@
 namespace worklog {
 namespace {
 
-constexpr int64_t max_rows = int64_t{1} << 31;
-constexpr int64_t max_cols = int64_t{1} << 20;
-
-bool is_batchnorm(Operation operation) {
-  return name_of(operation).starts_with("batchnorm");
-}
-
 int64_t stored_rows(const ProblemOptions& options) {
   if (!is_batchnorm(options.operation)) return options.rows;
   const bool runs = options.layout == ChannelLayout::channels_first && options.pixels > 1;
@@ -162,41 +155,7 @@ bool is_saved_statistic(const TensorSpec& spec) {
   return spec.role == Role::input && spec.precision == Precision::statistic && !spec.name.starts_with("running_");
 }
 
-TensorSpec input(std::string_view name, Extent extent, Precision precision, bool optional = false) {
-  return {name, extent, Role::input, precision, optional};
-}
-
-TensorSpec output(std::string_view name, Extent extent, Precision precision, bool optional = false) {
-  return {name, extent, Role::output, precision, optional};
-}
-
 }  // namespace
-
-std::string_view name_of(Operation operation) {
-  switch (operation) {
-    case Operation::layernorm_forward:
-      return "layernorm_forward";
-    case Operation::rmsnorm_forward:
-      return "rmsnorm_forward";
-    case Operation::add_layernorm_forward:
-      return "add_layernorm_forward";
-    case Operation::add_rmsnorm_forward:
-      return "add_rmsnorm_forward";
-    case Operation::layernorm_backward:
-      return "layernorm_backward";
-    case Operation::rmsnorm_backward:
-      return "rmsnorm_backward";
-    case Operation::add_layernorm_backward:
-      return "add_layernorm_backward";
-    case Operation::batchnorm_train:
-      return "batchnorm_train";
-    case Operation::batchnorm_inference:
-      return "batchnorm_inference";
-    case Operation::batchnorm_backward:
-      break;
-  }
-  return "batchnorm_backward";
-}
 
 std::string_view name_of(Input input) {
   switch (input) {
@@ -225,50 +184,6 @@ std::string_view name_of(Input input) {
 std::vector<Input> all_inputs() {
   return {Input::normal,        Input::uniform,          Input::arange, Input::large_mean, Input::constant,
           Input::tiny_variance, Input::outlier_channels, Input::huge,   Input::nan_row};
-}
-
-const std::vector<TensorSpec>& tensors_of(Operation operation) {
-  using enum Extent;
-  using enum Precision;
-  constexpr bool optional = true;
-  const TensorSpec x = input("x", matrix, element);
-  const TensorSpec residual = input("residual", matrix, element);
-  const TensorSpec dy = input("dy", matrix, element);
-  const TensorSpec dh = input("dh", matrix, element);
-  const TensorSpec gamma = input("gamma", per_col, parameter, optional);
-  const TensorSpec beta = input("beta", per_col, parameter, optional);
-  const TensorSpec y = output("y", matrix, element);
-  const TensorSpec h = output("h", matrix, element);
-  const TensorSpec mean = output("mean", per_row, statistic, optional);
-  const TensorSpec rstd = output("rstd", per_row, statistic, optional);
-  const TensorSpec given_mean = input("mean", per_row, statistic);
-  const TensorSpec given_rstd = input("rstd", per_row, statistic);
-  const TensorSpec dx = output("dx", matrix, element, optional);
-  const TensorSpec dgamma = output("dgamma", per_col, parameter, optional);
-  const TensorSpec dbeta = output("dbeta", per_col, parameter, optional);
-  const TensorSpec running_mean = input("running_mean", per_col, statistic);
-  const TensorSpec running_var = input("running_var", per_col, statistic);
-  const auto updated = [](TensorSpec spec) {
-    spec.role = Role::updated;
-    spec.optional = true;
-    return spec;
-  };
-
-  static const std::vector<TensorSpec> specs[] = {
-      {x, gamma, beta, y, mean, rstd},
-      {x, gamma, y, rstd},
-      {x, residual, gamma, beta, h, y, mean, rstd},
-      {x, residual, gamma, h, y, rstd},
-      {dy, x, gamma, given_mean, given_rstd, dx, dgamma, dbeta},
-      {dy, x, gamma, given_rstd, dx, dgamma},
-      {dy, x, dh, gamma, given_mean, given_rstd, dx, dgamma, dbeta},
-      {x, gamma, beta, y, updated(running_mean), updated(running_var), output("save_mean", per_col, statistic),
-       output("save_invstd", per_col, statistic)},
-      {x, gamma, beta, running_mean, running_var, y},
-      {dy, x, gamma, input("save_mean", per_col, statistic), input("save_invstd", per_col, statistic), dx, dgamma,
-       dbeta},
-  };
-  return specs[static_cast<size_t>(operation)];
 }
 
 int64_t HostTensor::count() const {

@@ -15,22 +15,9 @@
 #include "common/device/arguments.h"
 #include "common/harness/dtype.h"
 #include "common/harness/host_memory.h"
+#include "common/harness/operation.h"
 
 namespace worklog {
-
-enum class Operation {
-  layernorm_forward,
-  rmsnorm_forward,
-  add_layernorm_forward,
-  add_rmsnorm_forward,
-  layernorm_backward,
-  rmsnorm_backward,
-  add_layernorm_backward,
-  batchnorm_train,
-  batchnorm_inference,
-  batchnorm_backward,
-};
-std::string_view name_of(Operation operation);  // as spelled above
 
 enum class Input {
   normal,            // mean 0, deviation 1
@@ -45,21 +32,6 @@ enum class Input {
 };
 std::string_view name_of(Input input);
 std::vector<Input> all_inputs();
-
-enum class Extent { matrix, per_row, per_col };          // [rows, cols], [rows], [cols]
-enum class Role { input, output, updated };              // updated: read and written (running statistics)
-enum class Precision { element, parameter, statistic };  // T, G, or fp32
-
-struct TensorSpec {
-  std::string_view name;  // the name of the pointer in arguments.h
-  Extent extent;
-  Role role;
-  Precision precision;
-  bool optional;
-};
-// The tensors of an operation, in the order of its struct in arguments.h. dh belongs to add_layernorm_backward alone:
-// layernorm_backward and rmsnorm_backward are called with a null dh.
-const std::vector<TensorSpec>& tensors_of(Operation operation);
 
 struct ProblemOptions {
   Operation operation = Operation::layernorm_forward;

@@ -12,19 +12,8 @@ namespace {
 constexpr double u = 0x1p-24;  // half the distance from 1 to the next fp32 number
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-bool is_batchnorm(Operation operation) {
-  return operation == Operation::batchnorm_train || operation == Operation::batchnorm_inference ||
-         operation == Operation::batchnorm_backward;
-}
-
 bool is_row_backward(Operation operation) {
-  return operation == Operation::layernorm_backward || operation == Operation::rmsnorm_backward ||
-         operation == Operation::add_layernorm_backward;
-}
-
-bool subtracts_mean(Operation operation) {
-  return operation != Operation::rmsnorm_forward && operation != Operation::add_rmsnorm_forward &&
-         operation != Operation::rmsnorm_backward;
+  return is_backward(operation) && !is_batchnorm(operation);
 }
 
 // The sum of term(i) for i in [0, n), in eight interleaved partial sums.

@@ -1,7 +1,6 @@
 // One run of a stage's program: what was asked for, done case by case.
 #pragma once
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,16 +9,15 @@
 #include "common/harness/benchmarks.h"
 #include "common/harness/cases.h"
 #include "common/harness/check.h"
+#include "common/harness/context.h"
 #include "common/harness/device.h"
 #include "common/harness/document.h"
 #include "common/harness/flags.h"
 #include "common/harness/program.h"
 #include "common/harness/report.h"
+#include "common/harness/transcript.h"
 
 namespace worklog {
-
-// What is known of a run before it begins: the device, and what the program was built from.
-ContextEntries context_of(const Program& program, const Device& device);
 
 class Session {
  public:
@@ -33,16 +31,14 @@ class Session {
   void check_all(bool timed_next);
   // Each variant that gave acceptable results; on a GPU only.
   void time_all();
-  // Prints the summary, writes the JSON file. Returns the exit code.
+  // Tells what came of all, writes the JSON file. Returns the exit code.
   int finish();
 
  private:
   void check_case(const Case& each, Input input, bool timed_next);
   bool has_room_to_keep() const;
-  void save_tensors(const Problem& problem, const Workspace& workspace, const std::string& variant) const;
   void report(Check check);
   void note_resources(const Check& check);
-  void print_resources() const;
   void propose(Candidate candidate, const Workspace& workspace, cudaStream_t stream);
   void judged_after_timing(Check check);
   ContextEntries context() const;
@@ -50,11 +46,10 @@ class Session {
   const Program& program_;
   const Request& request_;
   const Device device_;
-  std::FILE* const out_;  // where sentences and tables go
   const std::vector<Case> cases_;
   std::optional<WholeFile> json_file_;
+  Transcript transcript_;
   Input timed_input_;
-  Table check_table_;
   std::vector<Check> checks_;
   std::vector<VariantResources> resources_;
   std::vector<Candidate> to_time_;

@@ -30,17 +30,7 @@ void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
 #endif
 
 int64_t workspace_of(const ProblemOptions& options) {
-  switch (options.operation) {
-    case Operation::layernorm_backward:
-    case Operation::rmsnorm_backward:
-    case Operation::add_layernorm_backward:
-      return backward_workspace(options.cols);
-    case Operation::batchnorm_train:
-    case Operation::batchnorm_backward:
-      return batchnorm_workspace;
-    default:
-      return 0;
-  }
+  return spec_of(options.operation).workspace(options.cols);
 }
 
 Workspace::Workspace(const Problem& problem, int64_t misalign)

@@ -1,6 +1,7 @@
 #include "common/library/kernels.h"
 
-#include <optional>
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -11,54 +12,24 @@ namespace worklog {
 namespace library {
 namespace {
 
-// None for what is not an operation of its own: the backward pass of add + norm is the norm's, with a dh.
-std::optional<nw_operation> operation_of(Operation operation) {
-  switch (operation) {
-    case Operation::layernorm_forward:
-      return NW_LAYERNORM_FORWARD;
-    case Operation::rmsnorm_forward:
-      return NW_RMSNORM_FORWARD;
-    case Operation::add_layernorm_forward:
-      return NW_ADD_LAYERNORM_FORWARD;
-    case Operation::add_rmsnorm_forward:
-      return NW_ADD_RMSNORM_FORWARD;
-    case Operation::layernorm_backward:
-      return NW_LAYERNORM_BACKWARD;
-    case Operation::rmsnorm_backward:
-      return NW_RMSNORM_BACKWARD;
-    case Operation::batchnorm_train:
-      return NW_BATCHNORM_TRAIN;
-    case Operation::batchnorm_inference:
-      return NW_BATCHNORM_INFERENCE;
-    case Operation::batchnorm_backward:
-      return NW_BATCHNORM_BACKWARD;
-    case Operation::add_layernorm_backward:
-      break;
-  }
-  return std::nullopt;
-}
-
-struct Name {
+struct Final {
+  Operation operation;
+  nw_operation own;  // in norm_worklog.h
   std::string_view stage, variant;
 };
-
-// The variant that the ladder ends with, for each operation.
-Name final_name(nw_operation operation) {
-  switch (operation) {
-    case NW_LAYERNORM_FORWARD:
-      return {"05_welford", "layer_norm"};
-    case NW_RMSNORM_FORWARD:
-      return {"06_fused_residual", "norm"};
-    case NW_ADD_LAYERNORM_FORWARD:
-    case NW_ADD_RMSNORM_FORWARD:
-      return {"06_fused_residual", "fused"};
-    case NW_LAYERNORM_BACKWARD:
-    case NW_RMSNORM_BACKWARD:
-      return {"07_backward", "persistent"};
-    default:
-      return {"08_batchnorm", "batch_norm"};
-  }
-}
+// The variant that the ladder ends with, for each operation. The backward pass of add + norm is none of its own: it is
+// the norm's, with a dh.
+constexpr Final finals[] = {
+    {Operation::layernorm_forward, NW_LAYERNORM_FORWARD, "05_welford", "layer_norm"},
+    {Operation::rmsnorm_forward, NW_RMSNORM_FORWARD, "06_fused_residual", "norm"},
+    {Operation::add_layernorm_forward, NW_ADD_LAYERNORM_FORWARD, "06_fused_residual", "fused"},
+    {Operation::add_rmsnorm_forward, NW_ADD_RMSNORM_FORWARD, "06_fused_residual", "fused"},
+    {Operation::layernorm_backward, NW_LAYERNORM_BACKWARD, "07_backward", "persistent"},
+    {Operation::rmsnorm_backward, NW_RMSNORM_BACKWARD, "07_backward", "persistent"},
+    {Operation::batchnorm_train, NW_BATCHNORM_TRAIN, "08_batchnorm", "batch_norm"},
+    {Operation::batchnorm_inference, NW_BATCHNORM_INFERENCE, "08_batchnorm", "batch_norm"},
+    {Operation::batchnorm_backward, NW_BATCHNORM_BACKWARD, "08_batchnorm", "batch_norm"},
+};
 
 }  // namespace
 
@@ -75,15 +46,13 @@ Kernels::Kernels() {
   for (const Program& program : programs_) {
     for (const Variant& variant : program.variants()) {
       for (const Variant::Implementation& each : variant.implementations()) {
-        const std::optional<nw_operation> operation = operation_of(each.operation);
-        if (!operation) continue;
-        const auto [final_stage, final_variant] = final_name(*operation);
-        const bool is_final = program.stage() == final_stage && variant.name() == final_variant;
-        const nw_kernel& kernel = list_.emplace_back(nw_kernel{&program, &variant, &each, *operation, is_final,
-                                                               launcher_for(*operation, each.dtype, each.param_dtype)});
-        if (is_final) {
-          final_[*operation][static_cast<int>(each.dtype)][each.param_dtype == Dtype::fp32] = &kernel;
-        }
+        const auto last = std::find_if(std::begin(finals), std::end(finals),
+                                       [&](const Final& of) { return of.operation == each.operation; });
+        if (last == std::end(finals)) continue;
+        const bool is_final = program.stage() == last->stage && variant.name() == last->variant;
+        const nw_kernel& kernel = list_.emplace_back(nw_kernel{&program, &variant, &each, last->own, is_final,
+                                                               launcher_for(last->own, each.dtype, each.param_dtype)});
+        if (is_final) final_[last->own][static_cast<int>(each.dtype)][each.param_dtype == Dtype::fp32] = &kernel;
       }
     }
   }

@@ -16,9 +16,6 @@ namespace {
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t most_rows = int64_t{1} << 31;
-constexpr int64_t most_cols = int64_t{1} << 20;
-
 void check_size(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most) {
     refuse(NW_ERROR_SHAPE, "{} must be from {} to {}; it is {}", name, least, most, value);
@@ -39,17 +36,17 @@ void check_rounding(int32_t round_before_gamma) {
 
 template <class Args>
 void check_rows(const Args& a) {
-  check_size("rows", a.rows, 0, most_rows);
-  check_size("cols", a.cols, 1, most_cols);
+  check_size("rows", a.rows, 0, max_rows);
+  check_size("cols", a.cols, 1, max_cols);
 }
 
 template <class Args>
 void check_batch(const Args& a) {
-  check_size("samples", a.samples, 0, most_rows);
-  check_size("channels", a.channels, 1, most_cols);
-  check_size("pixels", a.pixels, 1, most_rows);
-  if (a.samples > most_rows / a.pixels) {
-    refuse(NW_ERROR_SHAPE, "samples * pixels must be at most {}; they are {} and {}", most_rows, a.samples, a.pixels);
+  check_size("samples", a.samples, 0, max_rows);
+  check_size("channels", a.channels, 1, max_cols);
+  check_size("pixels", a.pixels, 1, max_rows);
+  if (a.samples > max_rows / a.pixels) {
+    refuse(NW_ERROR_SHAPE, "samples * pixels must be at most {}; they are {} and {}", max_rows, a.samples, a.pixels);
   }
   if (a.layout != NW_CHANNELS_LAST && a.layout != NW_CHANNELS_FIRST) {
     refuse(NW_ERROR_VALUE, "layout must be NW_CHANNELS_LAST (0) or NW_CHANNELS_FIRST (1); it is {}", a.layout);

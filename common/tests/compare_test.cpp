@@ -16,12 +16,6 @@ namespace worklog {
 namespace {
 
 constexpr Dtype all_dtypes[] = {Dtype::fp32, Dtype::fp16, Dtype::bf16};
-constexpr Operation all_operations[] = {
-    Operation::layernorm_forward,      Operation::rmsnorm_forward,    Operation::add_layernorm_forward,
-    Operation::add_rmsnorm_forward,    Operation::layernorm_backward, Operation::rmsnorm_backward,
-    Operation::add_layernorm_backward, Operation::batchnorm_train,    Operation::batchnorm_inference,
-    Operation::batchnorm_backward,
-};
 
 ProblemOptions shaped(int64_t rows, int64_t cols, Input input = Input::normal, Dtype dtype = Dtype::fp32,
                       Operation operation = Operation::layernorm_forward) {

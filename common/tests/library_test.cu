@@ -177,16 +177,6 @@ std::string shown(const ProblemOptions& o) {
          ", padding " + std::to_string(o.row_padding);
 }
 
-bool is_batchnorm(Operation operation) {
-  return operation >= Operation::batchnorm_train;
-}
-
-constexpr Operation all_operations[] = {Operation::layernorm_forward,      Operation::rmsnorm_forward,
-                                        Operation::add_layernorm_forward,  Operation::add_rmsnorm_forward,
-                                        Operation::layernorm_backward,     Operation::rmsnorm_backward,
-                                        Operation::add_layernorm_backward, Operation::batchnorm_train,
-                                        Operation::batchnorm_inference,    Operation::batchnorm_backward};
-
 struct Types {
   Dtype dtype, param_dtype;
 };

@@ -12,13 +12,6 @@
 namespace worklog {
 namespace {
 
-constexpr Operation all_operations[] = {
-    Operation::layernorm_forward,      Operation::rmsnorm_forward,    Operation::add_layernorm_forward,
-    Operation::add_rmsnorm_forward,    Operation::layernorm_backward, Operation::rmsnorm_backward,
-    Operation::add_layernorm_backward, Operation::batchnorm_train,    Operation::batchnorm_inference,
-    Operation::batchnorm_backward,
-};
-
 template <class Action>
 std::string sentence_of(const Action& action) {
   try {

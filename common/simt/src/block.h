@@ -10,16 +10,16 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "blocks_barrier.h"
 #include "launch.h"
 #include "observer.h"
 #include "simt/engine.h"
+#include "stacks.h"
 #include "switch.h"
 
 namespace simt::detail {
@@ -29,52 +29,12 @@ constexpr unsigned max_threads = 1024;
 constexpr unsigned max_warps = max_threads / warp_size;
 constexpr size_t max_shared_bytes = 227 * 1024;
 
-// A barrier over blocks, each of which arrives once when its threads have.
-class BlocksBarrier {
- public:
-  void reset(unsigned blocks);
-  uint64_t arrive();  // returns the phase to wait for
-  void leave();       // a block whose threads have all returned no longer counts
-  // Waits on the OS thread; false: the launch is to stop.
-  bool wait(uint64_t phase, const Launch& launch);
-
- private:
-  void complete_if_all_arrived();
-
-  std::mutex mutex_;
-  std::condition_variable passed_;
-  unsigned blocks_ = 0;
-  unsigned arrived_ = 0;
-  uint64_t phase_ = 0;
-};
-
 class BlockRunner;
 
 // What the blocks of a cluster share.
 struct Cluster {
   BlocksBarrier barrier;
   std::vector<BlockRunner*> blocks;  // by rank
-};
-
-// The stacks that the threads of a block run on. One thread's stack is next to the other's, a guard page between.
-class Stacks {
- public:
-  Stacks();
-  ~Stacks();
-  Stacks(const Stacks&) = delete;
-  Stacks& operator=(const Stacks&) = delete;
-
-  char* bottom(unsigned fiber);  // lowest usable address
-  char* top(unsigned fiber);     // where the stack starts, growing down
-  bool in_guard(uintptr_t address) const;
-  const char* memory() const { return memory_; }
-  static size_t bytes();
-  size_t usable_bytes(unsigned fiber) { return static_cast<size_t>(top(fiber) - bottom(fiber)); }
-  void forget_abandoned();  // after the fibers on them have been given up
-
- private:
-  char* memory_ = nullptr;
-  unsigned guarded_ = 0;  // fibers whose guard page is set
 };
 
 // What a signal handler or an exception found, for the message.
@@ -91,7 +51,7 @@ class BlockRunner {
   void run(Launch& launch, const uint3& block, Cluster* cluster, unsigned rank, BlocksBarrier* grid_barrier);
 
   // The runner of this OS thread, while it runs a block.
-  static BlockRunner* current();
+  static BlockRunner* current() { return running_; }
 
   // Called by running threads, through the functions of simt/engine.h.
   [[gnu::always_inline]] inline uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source,
@@ -198,33 +158,48 @@ class BlockRunner {
     void* fake_stack = nullptr;
   };
 
-  static void fiber_main();
-  void run_threads(unsigned fiber);
+  // The functions below stand by the file that defines them.
+
+  // block.cpp
   void reset();
+
+  // fibers.cpp
+  static void fiber_main();
+  unsigned take_fiber();
+  [[gnu::noinline]] void prepare_start(unsigned thread);
   void resume(unsigned thread);
+  void run_threads(unsigned fiber);
+  void finish_thread();
+
+  // turns.h
   [[gnu::always_inline]] inline void suspend(Turn turn);
   [[gnu::always_inline]] inline unsigned pick(Turn turn);
-  [[gnu::noinline]] unsigned release_someone(Turn turn);  // where nobody is ready: as pick, after releasing whom it can
-  void make_ready(unsigned warp, unsigned lanes);
-  void finish_thread();
-  void release_barrier();
-  void post_if_all_arrived(Group group);
-  void release_group(Group group);
-  bool release_converged();
-  void exchange(Warp& warp, unsigned mask, Collective kind);
-  unsigned take_fiber();
   [[gnu::always_inline]] inline void become(unsigned thread);
-  [[gnu::noinline]] void prepare_start(unsigned thread);
-  [[noreturn, gnu::cold]] void refuse_mask(unsigned mask, const char* name, Site site);
-  [[noreturn, gnu::cold]] void refuse_meeting(const Lane& self, const Lane& other);
-  [[noreturn, gnu::cold]] void refuse_barrier(const char* name, Site site);
   [[gnu::always_inline]] inline void switch_to(Context target, unsigned target_fiber, Context* save_at,
                                                void** save_fake_stack);
-  [[gnu::noinline]] void check_stop();
+
+  // turns.cpp
+  [[gnu::noinline]] unsigned release_someone(Turn turn);  // where nobody is ready: as pick, after releasing whom it can
+  void make_ready(unsigned warp, unsigned lanes);
   void wait_at(Lane& lane, const char* name, Site site);
   uint64_t random();
 
+  // collectives.cpp
   [[gnu::always_inline]] inline bool same_place(const Lane& lane, const char* name, Site site) const;
+  void exchange(Warp& warp, unsigned mask, Collective kind);
+  bool release_converged();
+  [[noreturn, gnu::cold]] void refuse_mask(unsigned mask, const char* name, Site site);
+  [[noreturn, gnu::cold]] void refuse_meeting(const Lane& self, const Lane& other);
+  [[noreturn, gnu::cold]] void refuse_return(unsigned waiting);
+
+  // barriers.cpp
+  void release_barrier();
+  void post_if_all_arrived(Group group);
+  void release_group(Group group);
+  [[noreturn, gnu::cold]] void refuse_barrier(const char* name, Site site);
+
+  // block_errors.cpp
+  [[gnu::noinline]] void check_stop();
   std::string prefix(unsigned thread, const SourceLine& at) const;
   void record(cudaError_t code, unsigned thread, const std::string& what, const SourceLine& at);
   void record_waiting(const std::string& what);
@@ -243,6 +218,8 @@ class BlockRunner {
     const char* begin;
     size_t bytes;
   };
+
+  static constinit thread_local BlockRunner* running_;  // by this OS thread
 
   [[no_unique_address]] Observer observer_;
   Launch* launch_ = nullptr;
@@ -285,6 +262,15 @@ class BlockRunner {
   volatile std::sig_atomic_t in_engine_ = 0;
   bool abandoned_ = false;
 };
+
+[[noreturn, gnu::cold]] void called_on_host(const char* name);
+
+// The runner of the thread that calls `name`, which nothing but a kernel may.
+inline BlockRunner& runner_for(const char* name) {
+  BlockRunner* const runner = BlockRunner::current();
+  if (runner == nullptr || !runner->in_kernel()) called_on_host(name);
+  return *runner;
+}
 
 // The signal handlers: of faults, and of the watchdog's tap on the shoulder.
 void install_signal_handlers();

@@ -88,7 +88,6 @@ std::string describe_address(uintptr_t address);
 std::string find_overrun();
 void free_all_allocations();
 
-void set_sticky_error(cudaError_t error);
 cudaError_t remember_error(cudaError_t error);  // for cudaGetLastError; returns it
 
 }  // namespace simt::detail

@@ -12,6 +12,7 @@
 
 #include "launch.h"
 #include "observer.h"
+#include "runtime.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

@@ -1,0 +1,78 @@
+// The operations of the family, each described once: its name, what it normalizes, its tensors, what it works in.
+// operation.cpp has the table. arguments.h has the formulas, in the order of whose structs the tensors are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace worklog {
+
+enum class Operation {
+  layernorm_forward,
+  rmsnorm_forward,
+  add_layernorm_forward,
+  add_rmsnorm_forward,
+  layernorm_backward,
+  rmsnorm_backward,
+  add_layernorm_backward,
+  batchnorm_train,
+  batchnorm_inference,
+  batchnorm_backward,
+};
+inline constexpr std::array all_operations = {
+    Operation::layernorm_forward,      Operation::rmsnorm_forward,    Operation::add_layernorm_forward,
+    Operation::add_rmsnorm_forward,    Operation::layernorm_backward, Operation::rmsnorm_backward,
+    Operation::add_layernorm_backward, Operation::batchnorm_train,    Operation::batchnorm_inference,
+    Operation::batchnorm_backward,
+};
+
+// The largest sizes that are taken. BatchNorm's samples and its pixels are rows, its channels columns.
+inline constexpr int64_t max_rows = int64_t{1} << 31;
+inline constexpr int64_t max_cols = int64_t{1} << 20;
+
+enum class Extent { matrix, per_row, per_col };          // [rows, cols], [rows], [cols]
+enum class Role { input, output, updated };              // updated: read and written (running statistics)
+enum class Precision { element, parameter, statistic };  // T, G, or fp32
+
+struct TensorSpec {
+  std::string_view name;  // the name of the pointer in arguments.h
+  Extent extent;
+  Role role;
+  Precision precision;
+  bool optional;
+};
+
+enum class Norm { layer, rms, batch };
+enum class Pass { forward, backward };
+
+struct OperationSpec {
+  Operation operation;
+  std::string_view name;  // as spelled above
+  Norm norm;
+  Pass pass;
+  int64_t (*workspace)(int64_t cols);   // floats that it is given to work in
+  std::span<const TensorSpec> tensors;  // in the order of its struct in arguments.h
+};
+const OperationSpec& spec_of(Operation operation);
+
+inline std::string_view name_of(Operation operation) {
+  return spec_of(operation).name;
+}
+// dh belongs to add_layernorm_backward alone: layernorm_backward and rmsnorm_backward are called with a null dh.
+inline std::span<const TensorSpec> tensors_of(Operation operation) {
+  return spec_of(operation).tensors;
+}
+// Statistics of each channel, over all rows; the others have those of each row.
+inline bool is_batchnorm(Operation operation) {
+  return spec_of(operation).norm == Norm::batch;
+}
+inline bool subtracts_mean(Operation operation) {
+  return spec_of(operation).norm != Norm::rms;
+}
+inline bool is_backward(Operation operation) {
+  return spec_of(operation).pass == Pass::backward;
+}
+
+}  // namespace worklog
