@@ -1,6 +1,7 @@
 // The variants of stage 05: what its program, the library and the pages know of it.
 #include "common/harness/program.h"
 #include "final/layer_norm.cuh"
+#include "held.cuh"
 #include "kernels.cuh"
 
 namespace worklog::welford {

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "04_vectorized/vectors.cuh"
-#include "05_welford/kernels.cuh"
+#include "05_welford/held.cuh"
+#include "06_fused_residual/add.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
@@ -13,44 +14,6 @@ using vectorized::Floats;
 using vectorized::vector_size;
 using welford::launch_held;
 using welford::LayerNorm;
-
-// [snippet: add]
-// The sum of two vectors, rounded to T: once, as if it had been exact before.
-__device__ inline float add(float a, float b) {
-  return a + b;
-}
-__device__ inline __half2 add(__half2 a, __half2 b) {
-  return __hadd2(a, b);
-}
-__device__ inline __nv_bfloat162 add(__nv_bfloat162 a, __nv_bfloat162 b) {
-  return __hadd2(a, b);
-}
-
-// What one instruction adds: a float, or a pair of 16-bit elements.
-template <class T>
-struct Lane {
-  using type = float;
-};
-template <>
-struct Lane<__half> {
-  using type = __half2;
-};
-template <>
-struct Lane<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-
-template <class T>
-__device__ inline uint4 add_vectors(uint4 a, uint4 b) {
-  using Lane = typename Lane<T>::type;
-  Lane x[4], y[4];
-  *reinterpret_cast<uint4*>(x) = a;
-  *reinterpret_cast<uint4*>(y) = b;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) x[k] = add(x[k], y[k]);
-  return *reinterpret_cast<uint4*>(x);
-}
-// [/snippet]
 
 // [snippet: unfused]
 // The sum in a trip of its own, for comparison. A block adds one piece of a row.
@@ -102,52 +65,42 @@ struct RmsNorm : LayerNorm<T, G> {
   static constexpr bool has_mean = false;
   bool round_before_gamma;  // y = round(x * rstd) * gamma, as LLaMA's code has it
 
-  __device__ void store(int64_t row, int col, uint4 bits, Floats<T> x, float rest, float rstd) const {
-    if (round_before_gamma) {
-#pragma unroll
-      for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= rstd;
-      x = vectorized::unpack<T>(vectorized::pack<T>(x));
-      rstd = 1.0f;
-    }
-    LayerNorm<T, G>::store(row, col, bits, x, rest, rstd);
+  template <bool whole>
+  __device__ void store(int64_t row, int col, Floats<T> x) const {
+    if (round_before_gamma) x = vectorized::unpack<T>(vectorized::pack<T>(x));
+    LayerNorm<T, G>::template store<whole>(row, col, x);
   }
 };
 // [/snippet]
 
 // [snippet: add_norm]
 // x + residual when a vector is loaded, and from there on `Norm`, for which its x is h: the *rounded* sum. h is stored
-// beside y, by the thread that has read x and residual there and needs them no more. So h may be either.
+// at once, by the thread that has read x and residual there and needs them no more. So h may be either.
 template <class Norm>
 struct AddNorm : Norm {
   using T = typename Norm::Element;
+  static constexpr bool stores_sum = true;
   const T* x;
   const T* residual;
   T* h;
   int64_t x_stride, residual_stride;
 
+  template <bool whole>
   __device__ uint4 load(int64_t row, int col) const {
     const int cols = static_cast<int>(this->p.cols);
-    return add_vectors<T>(vectorized::load(x + row * x_stride, col, cols),
-                          vectorized::load(residual + row * residual_stride, col, cols));
+    const uint4 sum = add_vectors<T>(vectorized::load<whole>(x + row * x_stride, col, cols),
+                                     vectorized::load<whole>(residual + row * residual_stride, col, cols));
+    this->template store_vector<whole>(h + row * this->p.x_stride, col, sum);
+    return sum;
   }
-  __device__ void store(int64_t row, int col, uint4 sum, const Floats<T>& v, float rest, float rstd) const {
-    this->store_vector(h + row * this->p.x_stride, col, sum);
-    Norm::store(row, col, sum, v, rest, rstd);
+
+  bool is_whole() const {
+    return Norm::is_whole() && welford::on_boundaries(x, x_stride) && welford::on_boundaries(residual, residual_stride);
   }
 };
 // [/snippet]
 
 // [snippet: launch]
-// The norm of h, which is the second half of both operations.
-template <class T, class G>
-LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
-}
-template <class T, class G>
-RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
-}
-
 // The same arguments as the kernel takes them: there is no beta, and no mean to write.
 template <class T, class G>
 RmsNorm<T, G> operation_of(const RmsNormForward<T, G>& p) {

@@ -2,6 +2,7 @@
 #include "common/harness/program.h"
 #include "final/backward.cuh"
 #include "kernels.cuh"
+#include "staying.cuh"
 
 namespace worklog::backward {
 

@@ -11,6 +11,7 @@
 
 namespace worklog::batchnorm {
 
+using vectorized::Floats;
 using welford::add_value;
 using welford::Moments;
 
@@ -197,94 +198,6 @@ inline void split_rows(const BatchNormTrain<float>& p, cudaStream_t stream) {
          {.grid = static_cast<unsigned>((p.channels + threads - 1) / threads), .block = threads, .stream = stream}, p,
          moments, static_cast<int>(parts));
   launch(normalize_parts, shape, p, split);
-}
-// [/snippet]
-
-// [snippet: one_launch]
-// The same in one launch, for every type and layout. A tile's rows are 8 vectors of neighbouring channels. Or, where
-// pixels are neighbours, a tile is one channel, and each row of it is that channel's `run` of pixels in one sample.
-inline constexpr int tile_threads = 256;
-// Set i is of channel i % channels. Merges the sets of each channel into its first one.
-__device__ inline void merge_sets(Moments* sets, int count, int channels, int thread) {
-  for (int half = count / 2; half >= channels; half /= 2) {
-    __syncthreads();
-    for (int i = thread; i < half; i += tile_threads) sets[i] = welford::merge(sets[i], sets[i + half]);
-  }
-  __syncthreads();
-}
-
-template <class T, class G>
-__global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTrain<T, G> p, RowSplit split, int run) {
-  constexpr int size = vectorized::vector_size<T>;
-  constexpr int count = tile_threads * size;
-  __shared__ Moments sets[count];
-  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  const int channels = run > 1 ? 1 : static_cast<int>(blockDim.x) * size;  // of a tile
-  const int first = static_cast<int>(blockIdx.x) * channels;
-  const int columns = min(channels, static_cast<int>(p.channels) - first) * run;  // elements of a tile's row
-  const int64_t begin = blockIdx.y * split.rows_of_part, end = min(begin + split.rows_of_part, split.rows);
-  const auto start_of = [&](int64_t row) { return (row * p.channels + first) * run; };
-  const auto in_tile = [&](int k) { return run > 1 ? 0 : static_cast<int>(threadIdx.x) * size + k; };
-  const auto channel = [&](int k) { return min(first + in_tile(k), static_cast<int>(p.channels) - 1); };
-
-  // A channel's pivot is its first value. If that is so large that squares overflow, a power of 2 scales all down.
-  float scale[size], pivot[size], factor[size], offset[size];
-  for (int k = 0; k < size; ++k) {
-    const float value = vectorized::to_float(p.x[int64_t{channel(k)} * run]);
-    scale[k] = fabsf(value) > 0x1p50f ? 0x1p-80f : 1.0f;
-    pivot[k] = value * scale[k];
-  }
-  Moments mine[size] = {};
-  for (int64_t row = begin + threadIdx.y; row < end; row += blockDim.y) {
-    for (int column = threadIdx.x * size; column < columns; column += blockDim.x * size) {
-      const auto x = vectorized::unpack<T>(vectorized::load(p.x + start_of(row), column, columns));
-      for (int k = 0; k < size && column + k < columns; ++k) add_value(mine[k], fmaf(x.at[k], scale[k], -pivot[k]));
-    }
-  }
-  for (int k = 0; k < size; ++k) sets[thread * size + k] = mine[k];
-  merge_sets(sets, count, channels, thread);
-
-  if (gridDim.y > 1) {
-    const int all = static_cast<int>(gridDim.y) * channels;
-    Moments* const parts = reinterpret_cast<Moments*>(p.workspace) + int64_t{blockIdx.x} * all;
-    if (thread < channels) parts[blockIdx.y * channels + thread] = sets[thread];
-    cooperative_groups::this_grid().sync();
-    for (int i = thread; i < count; i += tile_threads) sets[i] = {};
-    for (int i = thread; i < all; i += tile_threads) sets[i % count] = welford::merge(sets[i % count], parts[i]);
-    merge_sets(sets, count, channels, thread);
-  }
-  for (int k = 0; k < size; ++k) {
-    const Moments all = sets[in_tile(k)];
-    const float invstd = rsqrtf(all.m2 / all.count + fmaxf(p.eps * scale[k] * scale[k], 0x1p-126f));  // never of 0
-    factor[k] = invstd * (p.gamma ? vectorized::to_float(p.gamma[channel(k)]) : 1.0f);
-    offset[k] = (p.beta ? vectorized::to_float(p.beta[channel(k)]) : 0.0f) - all.mean * factor[k];
-    if (blockIdx.y > 0 || thread * size + k >= columns / run) continue;
-    write_statistics(p, channel(k), all.count, (pivot[k] + all.mean) / scale[k], all.m2 / scale[k] / scale[k],
-                     invstd * scale[k]);
-  }
-  for (int64_t row = end - 1 - threadIdx.y; row >= begin; row -= blockDim.y) {
-    for (int column = threadIdx.x * size; column < columns; column += blockDim.x * size) {
-      auto x = vectorized::unpack<T>(vectorized::load(p.x + start_of(row), column, columns));
-      for (int k = 0; k < size; ++k) x.at[k] = fmaf(fmaf(x.at[k], scale[k], -pivot[k]), factor[k], offset[k]);
-      vectorized::store(p.y + start_of(row), column, columns, vectorized::pack<T>(x));
-    }
-  }
-}
-
-template <class T, class G>
-void one_launch(const BatchNormTrain<T, G>& p, cudaStream_t stream) {
-  check_batch(p);
-  if (p.samples == 0) return;
-  const int run = p.layout == ChannelLayout::channels_first ? static_cast<int>(p.pixels) : 1;
-  int across = 8;  // threads that share the vectors of a row
-  while (across < tile_threads && across * vectorized::vector_size<T> < run) across *= 2;
-  const unsigned tiles = welford::blocks_for(p.channels, run > 1 ? 1 : across * vectorized::vector_size<T>);
-  const int64_t rows = p.samples * p.pixels / run;
-  const int64_t blocks = blocks_at_once(batchnorm_one_launch<T, G>, tile_threads, 0);
-  const int64_t parts = std::clamp<int64_t>(blocks / tiles, 1, rows * across / tile_threads + 1);
-  const dim3 grid(tiles, static_cast<unsigned>(parts)), block(across, tile_threads / across);
-  launch(batchnorm_one_launch<T, G>, {.grid = grid, .block = block, .cooperative = parts > 1, .stream = stream}, p,
-         RowSplit{rows, p.channels, (rows + parts - 1) / parts}, run);
 }
 // [/snippet]
 

@@ -2,6 +2,7 @@
 #include "common/harness/program.h"
 #include "final/batch_norm.cuh"
 #include "kernels.cuh"
+#include "one_launch.cuh"
 
 namespace worklog::batchnorm {
 

@@ -69,14 +69,10 @@ template <bool are_whole>
 inline constexpr std::span<const Rule> rules{are_whole ? std::span<const Rule>(sm_90::whole_vectors)
                                                        : std::span<const Rule>(sm_90::straddling)};
 
-// What rules call the operation and the types of some steps.
+// What rules call the operation of some steps.
 template <class Steps>
 inline constexpr unsigned operation_of = (Steps::about == About::zero ? rms_of_x : layer_of_x)
                                          << (Steps::reads == 2 ? 2 : 0);
-template <class Steps>
-inline constexpr unsigned types_of = sizeof(typename Steps::Element) == 4     ? fp32
-                                     : sizeof(typename Steps::Parameter) == 4 ? mixed
-                                                                              : bits16;
 
 // Launches the kernel of rule `number`. False where the device cannot, or the rule is not for these steps.
 template <bool are_whole, size_t number, class Steps>
@@ -86,7 +82,7 @@ bool launch_rule(const Steps& steps, cudaStream_t stream) {
   constexpr bool given = tile.known != Known::asked;
   constexpr Fit fit = !are_whole ? Fit::any : tile.known == Known::full ? Fit::full : Fit::vectors;
   const char* const name = rules<are_whole>[number].measured ? rules<are_whole>[number].measured : "";
-  if constexpr (!is_for(rule, operation_of<Steps>, types_of<Steps>)) {
+  if constexpr (!is_for(rule, operation_of<Steps>, types_of<typename Steps::Element, typename Steps::Parameter>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
     return launch_lanes<fit, given, tile.amount, tile.vectors, tile.threads>(steps, name, stream), true;
@@ -102,27 +98,17 @@ bool launch_rule(const Steps& steps, cudaStream_t stream) {
   }
 }
 
-// Goes through the rules from the first on, until one takes the rows and can be launched. False where none is left.
-template <bool are_whole, class Steps, size_t... numbers>
-bool launch_first(const Steps& steps, const RowFacts& facts, std::index_sequence<numbers...>, cudaStream_t stream) {
-  using Launch = bool (*)(const Steps&, cudaStream_t);
-  static constexpr Launch launches[] = {launch_rule<are_whole, numbers, Steps>...};
-  for (size_t number = rule_for(rules<are_whole>, facts); number < sizeof...(numbers);
-       number = rule_for(rules<are_whole>, facts, number + 1)) {
-    if (launches[number](steps, stream)) return true;
-  }
-  return false;
-}
-
+// By the first rule that takes the rows and can be launched. False where there is none.
 template <bool are_whole, class Steps>
 bool launch_by_rules(const Steps& steps, cudaStream_t stream) {
   const RowFacts facts = {.operation = operation_of<Steps>,
-                          .types = types_of<Steps>,
+                          .types = types_of<typename Steps::Element, typename Steps::Parameter>,
                           .are_given = steps.is_given(),
                           .rows = steps.p.rows,
                           .vectors = steps.p.cols / vector_size<typename Steps::Element>,
                           .multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount)};
-  return launch_first<are_whole>(steps, facts, std::make_index_sequence<rules<are_whole>.size()>(), stream);
+  return launch_first<rules<are_whole>.size()>(
+      rules<are_whole>, facts, [&]<size_t number>() { return launch_rule<are_whole, number>(steps, stream); });
 }
 // [/snippet]
 

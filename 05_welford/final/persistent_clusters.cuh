@@ -43,10 +43,8 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   constexpr bool merges_together = sizeof(T) == 2 && fit != Fit::any && Steps::reads == 1;
   // Where no more than two rows have room, the one that is stored first makes room for the row after the next, and that
   // is on its way while the cluster's threads wait.
-  constexpr bool looks_ahead = !RowRing<Steps, fit, vectors, threads, stages>::second_has_one_place;
   const Steps& steps = ring.steps;
   const Place<fit>& place = ring.place;
-  ring.start_second();
 #pragma unroll 1
   for (int slot = 0; slot < stages; ++slot) {
 #pragma unroll
@@ -99,11 +97,8 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       gamma[i].keep_packed();
       if constexpr (Steps::has_beta) beta[i].keep_packed();
     }
-    SplitMoments next;
-    if constexpr (looks_ahead) {
-      __pipeline_wait_prior(stages - 2);  // the next row is here
-      next = find_next(next_slot, turn + 1);
-    }
+    __pipeline_wait_prior(stages - 2);  // the next row is here
+    const SplitMoments next = find_next(next_slot, turn + 1);
 
     const int64_t row = ring.row(turn);
     const auto again = [&](float scale) {
@@ -111,7 +106,7 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       return moments_of<T, Steps::about, lanes>(for_each, held, scale);
     };
     const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
-    if constexpr (looks_ahead) team.put(next);
+    team.put(next);
 
     T* y = steps.p.y + row * steps.p.y_stride;
 #pragma unroll
@@ -126,10 +121,6 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     }
     ring.end_row(slot);
     if (writes_statistics) steps.write_statistics(row, statistics);
-    if constexpr (!looks_ahead) {
-      __pipeline_wait_prior(stages - 1);  // the next row is here, and the one after it is on its way
-      team.put(find_next(next_slot, turn + 1));
-    }
     slot = next_slot;
   }
   team.merge();  // the last put(), of a row that does not exist

@@ -1,10 +1,10 @@
 // Which kernel takes which rows. That is data: the rules in tuning_sm_90.h, each with what it gained when it was
-// measured. Here is what a rule is made of, and how the first one that fits is found. Neither needs CUDA.
+// measured. Here is what a rule is made of, and which rows it takes. Neither needs CUDA.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
+
+#include "common/device/rules.h"
 
 namespace worklog::welford {
 
@@ -73,14 +73,6 @@ enum Operations : unsigned {
   of_sum = layer_of_sum | rms_of_sum,
   every_norm = of_x | of_sum,
 };
-enum Types : unsigned {
-  fp32 = 1,
-  bits16 = 2,  // with parameters of the same type
-  mixed = 4,   // elements of 16 bits, parameters of 32
-  uniform = fp32 | bits16,
-  any_bits16 = bits16 | mixed,
-  any_types = fp32 | bits16 | mixed,
-};
 
 struct Rule {
   unsigned operations, types;
@@ -118,12 +110,6 @@ constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (rule.most_work > 0 && facts.rows * facts.vectors > rule.most_work * facts.multiprocessors) return false;
   if (rule.tile.known != Known::asked && !facts.are_given) return false;
   return rule.tile.known != Known::full || is_full(rule.tile, facts);
-}
-
-// The first rule from number `from` on that takes the rows; rules.size() where none does.
-constexpr size_t rule_for(std::span<const Rule> rules, const RowFacts& facts, size_t from = 0) {
-  while (from < rules.size() && !takes(rules[from], facts)) ++from;
-  return from;
 }
 // [/snippet]
 

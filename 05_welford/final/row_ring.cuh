@@ -40,12 +40,8 @@ template <class Steps, Fit fit, int vectors, int threads, int stages>
 struct RowRing {
   using T = typename Steps::Element;
   static constexpr int reads = Steps::reads;
-  // Of rows so long that no more than three pieces fit, two are of the first tensor and one is of the second. When the
-  // two are joined, the second's place is free, and the copy of its next row starts into it.
-  static constexpr bool second_has_one_place = reads == 2 && stages == 2;
-  static_assert(!second_has_one_place || fit != Fit::any);
-  static constexpr int slot_vectors = (second_has_one_place ? 1 : reads) * vectors * threads;
-  static constexpr int ring_vectors = (stages + (second_has_one_place ? 1 : 0)) * slot_vectors;
+  static constexpr int slot_vectors = reads * vectors * threads;
+  static constexpr int ring_vectors = stages * slot_vectors;
   static constexpr int most_edges = lanes;
   // All threads have the first `certain` vectors, which the launch sees to: what is not asked takes no branch.
   static constexpr int certain = vectors <= 4 ? vectors - 1 : vectors - 2;
@@ -71,7 +67,6 @@ struct RowRing {
   __device__ int64_t row(int turn) const { return walk.first + turn * walk.step; }
   __device__ bool has(int i) const { return i < certain || place.has(i); }
   __device__ uint4* cell(int slot, int tensor, int i) const {
-    if (second_has_one_place && tensor == 1) return cells + stages * slot_vectors + i * threads;
     return cells + slot * slot_vectors + (tensor * vectors + i) * threads;
   }
   __device__ T* edge(int slot, int tensor, int turn) const {
@@ -79,18 +74,11 @@ struct RowRing {
     return reinterpret_cast<T*>(edges + (slot * reads + tensor) * most_edges) + address % sizeof(unsigned) / sizeof(T);
   }
 
-  // Where the second tensor has one place: its first row. The others start in for_each().
-  __device__ void start_second() const {
-    if constexpr (second_has_one_place) {
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) start_copy_of_second(second_of(0), 0, i);
-    }
-  }
   // Starts the copies of a thread's vector, then of its next. end_row() when those of a row have all started.
   __device__ void start_copy(int slot, int i) const {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
-    for (int tensor = 0; tensor < (second_has_one_place ? 1 : reads); ++tensor) {
+    for (int tensor = 0; tensor < reads; ++tensor) {
       copy_vector<undivided>(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
     }
   }
@@ -104,8 +92,6 @@ struct RowRing {
   // Reads a row for the first time: f(x) gets its elements, and begin(first) before that the thread's first vector.
   template <class Begin, class Function>
   __device__ void for_each(int slot, int turn, Begin begin, Function f) const {
-    const T* second = nullptr;
-    if constexpr (second_has_one_place) second = second_of(turn + 1);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if (!has(i)) continue;
@@ -114,7 +100,6 @@ struct RowRing {
       for (int tensor = 0; tensor < reads; ++tensor) read[tensor] = *cell(slot, tensor, i);
       const uint4 bits = steps.join(row(turn), place.column(i), read);
       if constexpr (reads > 1) *cell(slot, 0, i) = bits;
-      if constexpr (second_has_one_place) start_copy_of_second(second, turn + 1, i);
       const Floats<T> x = unpack<T>(bits);
       if (i == 0) begin(x.at);
 #pragma unroll
@@ -128,20 +113,9 @@ struct RowRing {
       if constexpr (reads > 1) *edge(slot, 0, turn) = x;
       f(vectorized::to_float(x));
     }
-    if constexpr (second_has_one_place) __pipeline_commit();
   }
 
  private:
-  // This thread's first vector of the second tensor's row, and the copy of its i-th.
-  __device__ const T* second_of(int turn) const {
-    return found_once(steps.source(1, row(turn)) + place.first);
-  }
-  __device__ void start_copy_of_second(const T* first, int turn, int i) const {
-    if (turn < walk.count && has(i)) {
-      copy_vector<undivided>(cell(0, 1, i), first + i * place.step, advice_of(Leaves::last));
-    }
-  }
-
   // The way from a row's number to an address is long. It is taken once for a row: not, as the compiler would, for each
   // vector.
   __device__ void look_ahead() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "05_welford/kernels.cuh"
 
 namespace worklog::welford {
 
@@ -11,6 +10,11 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::warp_sum;
 
 // [snippet: split_moments]
+// Moments whose mean is kept in two floats, pivot + rest: the rest has the digits for which a large pivot has no room.
+struct SplitMoments {
+  float count, pivot, rest, m2;
+};
+
 // Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
 enum class About { mean, zero };
 

@@ -16,7 +16,7 @@
 #include "07_backward/final/plan.h"
 #include "07_backward/final/side_by_side.cuh"
 #include "07_backward/final/tuning_sm_90.h"
-#include "07_backward/kernels.cuh"
+#include "07_backward/separate.cuh"
 #include "common/device/arguments.h"
 #include "common/device/cluster.cuh"
 #include "common/device/launch.cuh"
@@ -30,13 +30,9 @@ inline constexpr std::span<const Rule> rules{layout == Layout::whole   ? std::sp
                                              : layout == Layout::alike ? std::span<const Rule>(sm_90::alike)
                                                                        : std::span<const Rule>(sm_90::apart)};
 
-// What rules call a pass and its types.
+// What rules call a pass.
 template <class Pass>
 inline constexpr unsigned pass_of = Pass::adds_dh ? Passes::adds_dh : Passes::plain;
-template <class Pass>
-inline constexpr unsigned types_of = sizeof(typename Pass::T) == 4   ? fp32
-                                     : sizeof(typename Pass::G) == 4 ? mixed
-                                                                     : bits16;
 
 // Launches the kernel of rule `number`. False where there is no room for it, or the rule is not for this pass.
 template <Layout layout, size_t number, class Pass>
@@ -44,7 +40,7 @@ bool launch_rule(const Pass& pass, cudaStream_t stream) {
   constexpr Rule rule = rules<layout>[number];
   constexpr Tile tile = rule.tile;
   const char* const name = rules<layout>[number].measured ? rules<layout>[number].measured : "";
-  if constexpr (!is_for(rule, pass_of<Pass>, types_of<Pass>)) {
+  if constexpr (!is_for(rule, pass_of<Pass>, types_of<typename Pass::T, typename Pass::G>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
     return launch_lanes<layout, tile.units, tile.stages, tile.threads, 256, tile.resident>(pass, name, stream);
@@ -88,27 +84,17 @@ bool are_few_and_long(const Pass& pass) {
          (p.dx || p.dgamma || p.dbeta);
 }
 
-template <Layout layout, class Pass, size_t... numbers>
-bool launch_first(const Pass& pass, const RowFacts& facts, std::index_sequence<numbers...>, cudaStream_t stream) {
-  using Launch = bool (*)(const Pass&, cudaStream_t);
-  static constexpr Launch launches[] = {launch_rule<layout, numbers, Pass>...};
-  for (size_t number = rule_for(rules<layout>, facts); number < sizeof...(numbers);
-       number = rule_for(rules<layout>, facts, number + 1)) {
-    if (launches[number](pass, stream)) return true;
-  }
-  return false;
-}
-
 // Goes through the rules from the first on, until one takes the rows and has room. False where none is left.
 template <Layout layout, class Pass>
 bool launch_by_rules(const Pass& pass, cudaStream_t stream) {
   const RowFacts facts = {.pass = pass_of<Pass>,
-                          .types = types_of<Pass>,
+                          .types = types_of<typename Pass::T, typename Pass::G>,
                           .is_small = is_small(pass),
                           .are_few_and_long = are_few_and_long(pass),
                           .rows = pass.p.rows,
                           .units = units_of_row<layout, typename Pass::T>(pass.p.cols)};
-  return launch_first<layout>(pass, facts, std::make_index_sequence<rules<layout>.size()>(), stream);
+  return launch_first<rules<layout>.size()>(rules<layout>, facts,
+                                            [&]<size_t number>() { return launch_rule<layout, number>(pass, stream); });
 }
 
 template <class Pass, size_t number = 0>

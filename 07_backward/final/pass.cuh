@@ -9,13 +9,14 @@
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/share.cuh"
 #include "05_welford/final/unpack.cuh"
-#include "07_backward/kernels.cuh"
+#include "07_backward/row.cuh"
 #include "common/device/arguments.h"
 
 namespace worklog::backward {
 
 using vectorized::Floats;
 using vectorized::pack;
+using vectorized::to_float;
 using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using welford::advice_of;

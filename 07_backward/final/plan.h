@@ -2,9 +2,9 @@
 // that fits is taken. Neither needs CUDA.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
+
+#include "common/device/rules.h"
 
 namespace worklog::backward {
 
@@ -33,14 +33,6 @@ struct Tile {
 
 // What a rule is for, as sets. A pass may add dh, the gradient that comes past the norm: a third tensor to read.
 enum Passes : unsigned { plain = 1, adds_dh = 2, every_pass = plain | adds_dh };
-enum Types : unsigned {
-  fp32 = 1,
-  bits16 = 2,  // with parameters of the same type
-  mixed = 4,   // elements of 16 bits, parameters of 32
-  uniform = fp32 | bits16,
-  any_bits16 = bits16 | mixed,
-  any_types = fp32 | bits16 | mixed,
-};
 
 // How much work there is.
 enum class Size {
@@ -75,12 +67,6 @@ constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (rule.size == Size::small && !facts.is_small) return false;
   if (rule.size == Size::few_long && !facts.are_few_and_long) return false;
   return facts.rows >= rule.least_rows && facts.rows <= rule.most_rows && facts.units <= rule.most_units;
-}
-
-// The first rule from number `from` on that takes the rows; rules.size() where none does.
-constexpr size_t rule_for(std::span<const Rule> rules, const RowFacts& facts, size_t from = 0) {
-  while (from < rules.size() && !takes(rules[from], facts)) ++from;
-  return from;
 }
 // [/snippet]
 

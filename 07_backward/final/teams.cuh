@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "03_warp_shuffle/kernels.cuh"
 #include "07_backward/final/pass.cuh"
-#include "07_backward/kernels.cuh"
+#include "07_backward/row.cuh"
 #include "common/device/cluster.cuh"
 #include "common/device/launch.cuh"
 
 namespace worklog::backward {
+
+using warp_shuffle::warp_sum;
 
 // [snippet: teams]
 // A team adds up its threads' sums of a row: put() hands a thread's share in, and get() has the sums of all, in every

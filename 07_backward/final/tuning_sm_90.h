@@ -78,21 +78,16 @@ inline constexpr Rule whole_vectors[] = {
 inline constexpr Rule alike[] = {
     {every_pass, any_types,  any,      0, many,     32, lanes(2, 4, 16)},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32)},
-    {every_pass, any_bits16, any,      0, many,    512, block(2, 3, 512), "1023 and 4095 columns of 16 bits"},
+    {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1023 and 4095 columns of 16 bits"},
     {plain,      bits16,     any,      0, many,    576, block(3, 4, 192, 2), "4097 columns of 16 bits"},
     {adds_dh,    bits16,     any,      0, many,    576, block(3, 3, 192, 2), "with dh: 4097 columns of 16 bits"},
     {plain,      any_types,  any,      0, many,   1024, block(2, 6, 512), "1023 and 4095 columns of fp32"},
     {adds_dh,    any_types,  any,      0, many,   1024, block(2, 4, 512), "with dh: 1023 and 4095 columns of fp32"},
-    {adds_dh,    fp32,       any,      0, many,   1536, block(3, 3, 512), "with dh: 4097 columns"},
     {plain,      uniform,    any,      0, many,   2048, block(4, 3, 512), "4097 columns of fp32, 12289 of 16 bits"},
     {plain,      uniform,    any,      0, many,   7168, cluster(4, 3, 224, 2, pairs), "50257 columns of 16 bits"},
-    {plain,      uniform,    any,      0, many,   8192, cluster(4, 3, 256, 2, eight)},
     {plain,      uniform,    any,      0, many,  12800, cluster(5, 3, 320, 1, eight), "50257 columns of fp32"},
-    {plain,      uniform,    any,      0, many, longest, cluster(8, 3, 256, 1)},
-    {plain,      mixed,      any,      0, many, longest, cluster(2, 6, 512, 1)},
+    {plain,      any_types,  any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 12289 columns and more"},
-    {plain,      any_types,  any,      0, many, longest, grid(2, 6)},
-    {adds_dh,    any_types,  any,      0, many, longest, grid(2, 4)},
 };
 
 // What is left, an element at a time: tensors that do not lie alike, and odd rows of up to 128 elements. A row that has
@@ -110,7 +105,7 @@ inline constexpr Rule apart[] = {
 
 // Odd rows of up to 256 columns without gaps between them, and enough of them for all multiprocessors, go in tiles: so
 // many lanes have a row, each up to 16 of its elements.
-inline constexpr int lanes_of_packed_rows[] = {1, 2, 4, 8, 16};
+inline constexpr int lanes_of_packed_rows[] = {2, 8, 16};
 inline constexpr int64_t least_packed_bytes = 8 * 1024;  // for a multiprocessor
 // [/snippet]
 // clang-format on

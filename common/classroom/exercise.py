@@ -304,7 +304,7 @@ def hint(exercise: Exercise) -> int:
 
 def solution(exercise: Exercise) -> int:
     mine = exercise.mine if exercise.mine.is_file() else exercise.skeleton
-    target = exercise.folder / "fixed.cuh" if exercise.is_bug else exercise.stage_source
+    target = exercise.folder / "fixed.cuh" if exercise.is_bug else exercise.stage_sources[0]
     own, theirs = mine.read_text(encoding="utf-8", errors="replace"), exercise.solution()
     names = (shown(exercise, mine), f"as {shown(exercise, target)} has it")
     lines = list(difflib.unified_diff(own.splitlines(), theirs.splitlines(), *names, lineterm=""))

@@ -69,7 +69,7 @@ class Exercise:
     goals: tuple[Goal, ...]
     speed: Speed | None
     reason: Reason | None
-    source: str = SOURCE  # in the stage's folder: the file that the skeleton is made of
+    sources: tuple[str, ...] = (SOURCE,)  # in the stage's folder: the files that the skeleton is made of
 
     @property
     def id(self) -> str:
@@ -93,17 +93,20 @@ class Exercise:
         return self.root / "my" / self.stage / self.folder.name / SOURCE
 
     @property
-    def stage_source(self) -> Path:
-        """The stage's file that has the lines which solve it."""
-        return self.root / self.stage / self.source
+    def stage_sources(self) -> list[Path]:
+        """The stage's files that have the lines which solve it, and what stands around them."""
+        return [self.root / self.stage / source for source in self.sources]
+
+    def stage_texts(self) -> list[str]:
+        return [path.read_text(encoding="utf-8") for path in self.stage_sources]
 
     def solution(self) -> str:
         """The source that solves it: made of the skeleton and the stage's regions. Raises regions.RegionError."""
         if self.is_bug:
             return (self.folder / "fixed.cuh").read_text(encoding="utf-8")
-        shown, stage_shown = (str(path.relative_to(self.root)) for path in (self.skeleton, self.stage_source))
-        skeleton, stage = (path.read_text(encoding="utf-8") for path in (self.skeleton, self.stage_source))
-        return regions.solved(skeleton, stage, shown, stage_shown)
+        shown, *theirs = (str(path.relative_to(self.root)) for path in (self.skeleton, *self.stage_sources))
+        skeleton = self.skeleton.read_text(encoding="utf-8")
+        return regions.solved(skeleton, "\n".join(self.stage_texts()), shown, " or ".join(theirs))
 
     def hints(self) -> list[str]:
         """The hints in order, as Markdown."""
@@ -126,8 +129,12 @@ def load(folder: Path, root: Path = ROOT) -> Exercise:
         raise ExerciseError(f"{shown} has unknown keys: {', '.join(sorted(unknown))}")
     if is_bug != ("reason" in data):
         raise ExerciseError(f"{shown}: 'reason' belongs to the exercises of the bug hunt, and to each of them")
-    if not isinstance(data.get("source", SOURCE), str) or is_bug and "source" in data:
-        raise ExerciseError(f"{shown}: 'source' is a file of the exercise's stage, such as final/reread.cuh")
+    sources = data.get("source", SOURCE)
+    sources = [sources] if isinstance(sources, str) else sources
+    if not (isinstance(sources, list) and sources and all(isinstance(source, str) for source in sources)):
+        raise ExerciseError(f"{shown}: 'source' is a file of the exercise's stage, such as vectors.cuh, or several")
+    if is_bug and "source" in data:
+        raise ExerciseError(f"{shown}: 'source' is not for the bug hunt")
     match = FOLDER.fullmatch(folder.name)
     if not match:
         raise ExerciseError(f"{folder.relative_to(root)}: an exercise's folder is named as 1_finish_the_tree is")
@@ -136,7 +143,7 @@ def load(folder: Path, root: Path = ROOT) -> Exercise:
         root, folder, BUGS if is_bug else folder.parents[1].name, int(match[1]), data["title"], data["task"],
         data["minutes"], data["difficulty"], data["variant"], tuple(data["checks"]), data["counted"],
         tuple(map(goal_of, data["goals"])), Speed(speed["flags"], speed["at_least"]) if speed else None,
-        Reason(reason["problem"], tuple(reason["says"])) if reason else None, data.get("source", SOURCE),
+        Reason(reason["problem"], tuple(reason["says"])) if reason else None, tuple(sources),
     )
 
 

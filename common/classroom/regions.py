@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,21 +151,25 @@ def is_type(tokens: list[str]) -> bool:
     return "(" not in before and bool({"struct", "class", "enum", "=", "constexpr"} & set(before))
 
 
-def difference(skeleton: str, stage: str, shown: str, stage_shown: str) -> str:
+def difference(skeleton: str, stage: Sequence[str], shown: str, stage_shown: str) -> str:
     """Where the skeleton's code outside of its regions is not the stage's: a sentence; empty where it is.
 
-    The skeleton may leave out whole declarations of the stage, and may change none."""
+    `stage` are the texts of one file or several. The skeleton may leave out whole declarations of theirs, and may
+    change none; those of a file stand in the file's order."""
     tasks = {region.name for region in regions_of(skeleton, shown)}
     if not tasks:
         return f"{shown} has no task"
-    of_skeleton, of_stage = declarations(skeleton, tasks, shown), declarations(stage, tasks, stage_shown)
-    if of_skeleton[-1] != of_stage[-1]:
+    of_skeleton = declarations(skeleton, tasks, shown)
+    of_stage = [declarations(text, tasks, stage_shown) for text in stage]
+    if all(of_skeleton[-1] != of_file[-1] for of_file in of_stage):
         return f"{shown} does not end as {stage_shown} does"
-    theirs = iter(of_stage)
+    left = [list(of_file) for of_file in of_stage]
     for declaration in of_skeleton:
-        if not any(each == declaration for each in theirs):
+        having = next((of_file for of_file in left if declaration in of_file), None)
+        if having is None:
             return (
                 f"{shown}: outside of its tasks, this is not what {stage_shown} has at its place: "
                 f"{' '.join(declaration)[:200]}"
             )
+        del having[: having.index(declaration) + 1]
     return ""

@@ -4,6 +4,7 @@ CUDA. Blank lines and comments aside.
 
     kernel_lines.py                         every variant of every stage
     kernel_lines.py 05_welford held         what the lines of one variant are
+    kernel_lines.py --write                 docs/data/kernel_lines.json, for the chart
 
 What the stages share in common/device counts for nobody: every kernel is launched by it. A definition counts where its
 name appears in one that counts. Overloads share a name, and so count together.
@@ -18,19 +19,23 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from programs import write_json
 from results import ROOT
+
+DATA = ROOT / "docs/data/kernel_lines.json"
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 NAMESPACE = re.compile(r"\s*(?:inline\s+)?namespace\b[\w\s:]*$")
-WORD = re.compile(r"(?<![\w.])(?<!->)[A-Za-z_]\w*")  # a name that is no member's
+WORD = re.compile(r"(?<![\w.])(?<!->)([A-Za-z_]\w*)(?=\s*(.?))")  # a name that is no member's, and what follows it
 VARIANT = re.compile(r'\badd\("(\w+)"')
 
 
 @dataclass(frozen=True)
 class Definition:
     name: str
+    is_function: bool
     text: str  # without comments
     file: Path
 
@@ -74,6 +79,18 @@ def without_template(text: str) -> str:
     return text
 
 
+def is_function(text: str) -> bool:
+    head = re.split(r"[{;]", without_template(text), maxsplit=1)[0]
+    return "(" in head and "__global__" not in head and not re.match(r"(?:struct|class|union|enum|using|inline constexpr|constexpr)\b", head)
+
+
+def words(text: str) -> Iterator[tuple[str, bool]]:
+    """The names in some code, and whether each is called, or has template arguments: where it does not, it is no
+    function's, but perhaps a kernel's, which is handed to launch()."""
+    for found in WORD.finditer(STRING.sub("", text)):
+        yield found[1], found[2] in ("(", "<")
+
+
 @cache
 def definitions(file: Path) -> tuple[Definition, ...]:
     """What a source file defines in its namespaces."""
@@ -95,7 +112,7 @@ def definitions(file: Path) -> tuple[Definition, ...]:
         if depth == 0 and begin <= place and (sign == ";" or sign == "}" and not continues(blank, place)):
             text = code[begin:place + 1]
             if (name := named(text)) and name != "program":
-                found.append(Definition(name, text.strip("\n"), file))
+                found.append(Definition(name, is_function(text), text.strip("\n"), file))
             begin = place + 1
     return tuple(found)
 
@@ -132,7 +149,9 @@ def closure(seeds: Iterable[str], files: Iterable[Path]) -> list[Definition]:
             continue
         counted[name] = known[name]
         for definition in known[name]:
-            waiting += [word for word in WORD.findall(STRING.sub("", definition.text)) if word in known]
+            for word, is_called in words(definition.text):
+                if any(is_called or not other.is_function for other in known.get(word, ())):
+                    waiting.append(word)
     return [definition for group in counted.values() for definition in group]
 
 
@@ -159,30 +178,41 @@ def units() -> dict[str, Path]:
 
 def lines_of(stage: Path, entry: str) -> list[Definition]:
     """Of a variant, by its entry in the list. A function that is defined in a unit of its own is followed there."""
-    seeds = WORD.findall(STRING.sub("", entry))
+    seeds = [word for word, _ in words(entry)]
     files = set(included(stage / "variants.cu"))
     while True:
         counted = closure(seeds, files)
-        words = {word for d in counted for word in WORD.findall(d.text)} | set(seeds)
-        more = {file for name, unit in units().items() if name in words for file in included(unit)}
+        called = {word for d in counted for word, is_called in words(d.text) if is_called} | set(seeds)
+        more = {file for name, unit in units().items() if name in called for file in included(unit)}
         if more <= files:
             return counted
         files |= more
 
 
-def report(names: list[str]) -> None:
-    for stage in stages():
-        if names and stage.name != names[0]:
-            continue
-        for variant, entry in variants(stage):
-            if len(names) > 1 and variant != names[1]:
-                continue
-            counted = lines_of(stage, entry)
-            print(f"{sum(d.lines for d in counted):6d}  {stage.name}/{variant}")
-            if len(names) > 1:
-                for definition in sorted(counted, key=lambda d: (d.file, d.name)):
-                    print(f"{definition.lines:8d}  {definition.file.relative_to(ROOT)}  {definition.name}")
+def counts() -> dict[str, int]:
+    """Lines of every variant, by stage/variant."""
+    return {
+        f"{stage.name}/{variant}": sum(definition.lines for definition in lines_of(stage, entry))
+        for stage in stages() for variant, entry in variants(stage)
+    }
+
+
+def show(stage: Path, wanted: str) -> None:
+    for variant, entry in variants(stage):
+        if variant == wanted:
+            for definition in sorted(lines_of(stage, entry), key=lambda d: (d.file, d.name)):
+                print(f"{definition.lines:6d}  {definition.file.relative_to(ROOT)}  {definition.name}")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["--write"]:
+        write_json(DATA, {"lines": counts()})
+    elif len(arguments) == 2:
+        show(ROOT / arguments[0], arguments[1])
+    else:
+        for variant, lines in counts().items():
+            print(f"{lines:6d}  {variant}")
 
 
 if __name__ == "__main__":
-    report(sys.argv[1:])
+    main(sys.argv[1:])

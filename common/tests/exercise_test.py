@@ -129,14 +129,13 @@ class Regions(unittest.TestCase):
         for each in LADDER:
             with self.subTest(each.id):
                 self.assertEqual(
-                    regions.difference(each.skeleton.read_text(), each.stage_source.read_text(), each.id, each.stage),
-                    "",
+                    regions.difference(each.skeleton.read_text(), each.stage_texts(), each.id, each.stage), ""
                 )
 
     def test_a_changed_skeleton_is_found(self) -> None:
         """Each line outside of the tasks is taken out in turn, and each number and word changed."""
         each = LADDER[0]
-        stage, text = each.stage_source.read_text(), each.skeleton.read_text()
+        stage, text = each.stage_texts(), each.skeleton.read_text()
         inside = {number for region in regions.regions_of(text, "") for number in range(region.first, region.last + 1)}
         lines = text.split("\n")
         changed = 0
@@ -164,7 +163,7 @@ class Regions(unittest.TestCase):
             "namespace n {\nint f(int a) {\n  // [task: t] Make it two,\n  // please.\n  a = 0;\n  // [/task]\n  "
             "return a;\n}\n}\n"
         )
-        self.assertEqual(regions.difference(skeleton, self.STAGE, "skeleton", "stage"), "")
+        self.assertEqual(regions.difference(skeleton, [self.STAGE], "skeleton", "stage"), "")
         self.assertEqual(regions.solved(skeleton, self.STAGE, "", ""), skeleton.replace("a = 0", "a = 2"))
 
     def test_what_is_refused(self) -> None:
@@ -176,9 +175,9 @@ class Regions(unittest.TestCase):
             with self.assertRaisesRegex(regions.RegionError, sentence):
                 regions.solved(skeleton, self.STAGE, "skeleton", "stage")
         for skeleton in ("int f(int a) {\n// [task: t]\n// [/task]\nreturn 1;\n}", "int g();\nint f();", "int g();"):
-            self.assertNotEqual(regions.difference(skeleton, self.STAGE, "skeleton", "stage"), "")
+            self.assertNotEqual(regions.difference(skeleton, [self.STAGE], "skeleton", "stage"), "")
         with self.assertRaisesRegex(regions.RegionError, "balanced"):
-            regions.difference("int f(int a) {\n// [task: t]\n}\n// [/task]", self.STAGE, "skeleton", "stage")
+            regions.difference("int f(int a) {\n// [task: t]\n}\n// [/task]", [self.STAGE], "skeleton", "stage")
 
 
 def is_a_whole_declaration(code: str) -> bool:

@@ -18,6 +18,7 @@
 
 #include "07_backward/final/backward.cuh"
 #include "07_backward/kernels.cuh"
+#include "07_backward/staying.cuh"
 #include "common/harness/provenance.h"
 
 namespace {

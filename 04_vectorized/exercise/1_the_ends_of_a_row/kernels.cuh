@@ -164,10 +164,11 @@ struct RowInRegisters {
   uint4 bits[vectors];
 
   // All loads are issued before the first value is used: that many bytes are on their way at once.
+  template <bool always_whole = false>
   __device__ void load(const T* row, int first, int step, int cols) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      bits[i] = first + i * step < cols ? vectorized::load(row, first + i * step, cols) : uint4{};
+      bits[i] = first + i * step < cols ? vectorized::load<always_whole>(row, first + i * step, cols) : uint4{};
     }
   }
 

@@ -6,7 +6,7 @@
 
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/steps.cuh"
-#include "06_fused_residual/kernels.cuh"
+#include "06_fused_residual/add.cuh"
 
 namespace worklog::fused_residual {
 
