@@ -1,5 +1,5 @@
 // What the launch asks of the tensors: where their rows start between 16-byte boundaries, and whether they all start
-// alike. Only then does a thread find its columns in the same vectors of every tensor.
+// with the same offset. Only then does a thread find its columns in the same vectors of every tensor.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ bool starts_on_boundary(const T* pointer) {
 
 // True where row i of all tensors starts equally far past a 16-byte boundary, for each i.
 template <class T, size_t count>
-bool lie_alike(const std::array<Rows, count>& tensors, int64_t rows) {
+bool have_same_offset(const std::array<Rows, count>& tensors, int64_t rows) {
   for (const Rows& each : tensors) {
     const auto apart = reinterpret_cast<uintptr_t>(each.first) - reinterpret_cast<uintptr_t>(tensors[0].first);
     if (apart % 16 != 0) return false;

@@ -11,19 +11,18 @@
 namespace worklog::welford {
 
 // [snippet: keeping]
-// When the lines that are read leave the L2 cache: before others, in turn, or after others. Where tensors are much
-// larger than the cache, they leave last. It is not for their own sake: so the lines of y, which are written, leave
-// first.
-enum class Leaves { first, in_turn, last };
+// The eviction priority of the lines that are read, in the L2 cache. Where tensors are much larger than the cache, they
+// are evicted last. It is not for their own sake: so the lines of y, which are written, are evicted first.
+enum class Eviction { first, normal, last };
 
 // The same in the form that an instruction takes. A choice and no branch, which the first load would wait for.
-__device__ inline uint64_t advice_of([[maybe_unused]] Leaves leaves) {
+__device__ inline uint64_t advice_of([[maybe_unused]] Eviction eviction) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint64_t first, in_turn, last;
+  uint64_t first, normal, last;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(in_turn));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
-  return leaves == Leaves::first ? first : leaves == Leaves::in_turn ? in_turn : last;
+  return eviction == Eviction::first ? first : eviction == Eviction::normal ? normal : last;
 #else
   return 0;
 #endif
@@ -62,8 +61,8 @@ __device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]]
 }
 
 // For a launch that reads so much: last, from some times what the cache holds.
-inline Leaves leaves_of(int64_t bytes_read, int times) {
-  return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Leaves::last : Leaves::in_turn;
+inline Eviction eviction_of(int64_t bytes_read, int times) {
+  return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Eviction::last : Eviction::normal;
 }
 // [/snippet]
 

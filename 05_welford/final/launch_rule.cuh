@@ -92,7 +92,7 @@ bool launch_rule(const Steps& steps, cudaStream_t stream) {
   } else if constexpr (tile.team == Team::cluster) {
     return launch_cluster<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
   } else {
-    using Exchange = std::conditional_t<are_whole, ClusterBarrier, ClusterMail>;
+    using Exchange = std::conditional_t<are_whole, ClusterBarrier, AsyncStores>;
     return launch_persistent<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
                                                                                                     stream);
   }

@@ -25,15 +25,15 @@ template <class Steps>
 void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
   using T = typename Steps::Element;
   const auto& p = steps.p;
-  const bool alike = lie_alike<T>(steps.tensors(), p.rows);
+  const bool same_offset = have_same_offset<T>(steps.tensors(), p.rows);
   const Rows first = steps.tensors()[0];
-  const bool whole_vectors = alike && starts_on_boundary(first.first) && starts_on_boundary(p.gamma) &&
+  const bool whole_vectors = same_offset && starts_on_boundary(first.first) && starts_on_boundary(p.gamma) &&
                              starts_on_boundary(steps.beta()) && p.cols % vector_size<T> == 0 &&
                              (p.rows == 1 || first.stride % vector_size<T> == 0);
   if (whole_vectors && launch_by_rules<true>(steps, stream)) return;
   if (!whole_vectors && normalize_packed(steps, stream)) return;
   if (!whole_vectors && normalize_elements(steps, stream)) return;
-  if (!whole_vectors && alike && launch_by_rules<false>(steps, stream)) return;
+  if (!whole_vectors && same_offset && launch_by_rules<false>(steps, stream)) return;
   launch(normalize_reread<Steps>,
          {.grid = static_cast<unsigned>(p.rows), .block = threads_of_reread, .overlap = true, .stream = stream}, steps);
 }
@@ -45,7 +45,7 @@ void normalize_rows(Steps steps, cudaStream_t stream) {
   const int64_t rows = steps.p.rows;
   const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
   const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
-  steps.leaves = leaves_of(bytes_read, 2);
+  steps.eviction = eviction_of(bytes_read, 2);
   for (int64_t done = 0; done < rows; done += largest_grid) {
     steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
     normalize_rows_of_a_grid(steps, stream);

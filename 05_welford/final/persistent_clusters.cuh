@@ -12,11 +12,11 @@
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/one_pass.cuh"
 #include "05_welford/final/parameters.cuh"
+#include "05_welford/final/persistent_team.cuh"
 #include "05_welford/final/row_ring.cuh"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
-#include "05_welford/final/staying_team.cuh"
 #include "05_welford/final/store.cuh"
 #include "05_welford/final/teams.cuh"
 #include "common/device/cluster.cuh"
@@ -41,8 +41,6 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   // Where the schedulers have most to do, the warp's moments are merged only when those of the other blocks are here,
   // so that the shuffles of the two merges wait side by side. Elsewhere it is better to do that while waiting.
   constexpr bool merges_together = sizeof(T) == 2 && fit != Fit::any && Steps::reads == 1;
-  // Where no more than two rows have room, the one that is stored first makes room for the row after the next, and that
-  // is on its way while the cluster's threads wait.
   const Steps& steps = ring.steps;
   const Place<fit>& place = ring.place;
 #pragma unroll 1
@@ -153,7 +151,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(thread % lanes == 0 ? held.count : 0.0f, sums));
   const Count whole = count_of(static_cast<float>(cols));
-  StayingTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
+  PersistentTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
   let_next_kernel_start();

@@ -18,7 +18,7 @@ using warp_shuffle::lanes;
 
 // [snippet: reread]
 // What is left: rows that fit into no team's registers, wide rows on devices without clusters, and tensors whose rows
-// do not lie alike between 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
+// have different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
 inline constexpr int threads_of_reread = 1024;
 
 template <class Steps>

@@ -79,7 +79,7 @@ struct RowRing {
     if (copied >= walk.count || !has(i)) return;
 #pragma unroll
     for (int tensor = 0; tensor < reads; ++tensor) {
-      copy_vector<undivided>(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Leaves::last));
+      copy_vector<undivided>(cell(slot, tensor, i), ahead[tensor] + i * place.step, advice_of(Eviction::last));
     }
   }
   __device__ void end_row(int slot) {

@@ -35,9 +35,9 @@ struct RowShare {
 
   // All loads are issued before the first value is used.
   template <class Place>
-  __device__ void load(const T* row, const Place& place, Leaves leaves = Leaves::in_turn) {
+  __device__ void load(const T* row, const Place& place, Eviction eviction = Eviction::normal) {
     row = found_once(row);
-    const uint64_t advice = advice_of(leaves);
+    const uint64_t advice = advice_of(eviction);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if (place.has(i)) vector[i] = load_vector<advised>(row + place.column(i), advice);

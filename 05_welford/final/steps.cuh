@@ -29,7 +29,7 @@ struct LayerNormSteps {
   static constexpr bool has_beta = true;
   static constexpr int reads = 1;  // tensors
   LayerNormForward<T, G> p;
-  Leaves leaves = Leaves::in_turn;  // what is read leaves the L2 cache: the launch knows when
+  Eviction eviction = Eviction::normal;  // of what is read: the launch knows it
 
   // The row that is normalized, for a second look at it.
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
@@ -38,7 +38,7 @@ struct LayerNormSteps {
   // The load step: a thread's share of row i.
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, leaves);
+    share.load(row(i), place, eviction);
   }
   // The same in two halves, for a kernel that fetches rows ahead: where row i of a tensor lies, and what becomes of the
   // vectors, or elements, that were read at a column.

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(threads_of_tile, blocks_that_fit(threads_of_ti
   const int room = height * cols;
   T* cells = dynamic_shared<T>();           // [reads][height][cols]
   T* others = cells + Steps::reads * room;  // as many again, for the next tile
-  const uint64_t advice = advice_of(steps.leaves);
+  const uint64_t advice = advice_of(steps.eviction);
   const auto start_copies = [&](const PackedTile<T>& tile, T* to) {
 #pragma unroll
     for (int tensor = 0; tensor < Steps::reads; ++tensor) {

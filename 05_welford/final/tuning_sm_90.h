@@ -37,7 +37,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_sum,     bits16,       65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "sum: 768 columns"},
     {every_norm, mixed,        65,     256,  512, block(given, 2, 128, 1, fewest_blocks)},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
-    {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few), "1024 x 1024 of 16 bits"},  // no barrier
+    {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few), "1024 x 1024 of 16 bits"},
     {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
     {every_norm, mixed,       257,    1024,  512, block(given, 2, 512, 1, fewest_blocks)},
@@ -48,7 +48,7 @@ inline constexpr Rule whole_vectors[] = {
 
     // A norm of x: rows for some lanes of a warp, or for a warp.
     {of_x,       any_types,     9,      16,    0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes to a row
-    {of_x,       any_types,    17,      32,    0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes to a row
+    {of_x,       any_types,    17,      32,    0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes
     {of_x,       any_types,    33,      64,    0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen
     {of_x,       any_types,    65,     128,    0, lanes(asked, 4, 32), "1024 columns of 16 bits"},  // a warp to a row
     {of_x,       uniform,     129,     160,    0, lanes(given, 5, 32)},  // 1032 columns of bf16: 70 -> 99 % of a copy

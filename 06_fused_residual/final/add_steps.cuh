@@ -33,7 +33,7 @@ struct AddSteps : Norm {
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
     T* h_row = h + i * this->p.x_stride;
-    const uint64_t advice = advice_of(this->leaves);
+    const uint64_t advice = advice_of(this->eviction);
 #pragma unroll
     for (int first = 0; first < Share::vectors; first += batch) {
       uint4 a[batch], b[batch];

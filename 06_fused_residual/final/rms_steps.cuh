@@ -12,7 +12,7 @@
 namespace worklog::fused_residual {
 
 using welford::About;
-using welford::Leaves;
+using welford::Eviction;
 using welford::Rows;
 using welford::rstd_of;
 using welford::Statistics;
@@ -27,14 +27,14 @@ struct RmsNormSteps {
   static constexpr bool has_beta = false;
   static constexpr int reads = 1;
   RmsNormForward<T, G> p;
-  Leaves leaves = Leaves::in_turn;
+  Eviction eviction = Eviction::normal;
 
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
   __host__ __device__ const G* beta() const { return nullptr; }
 
   template <class Share, class Place>
   __device__ void load(Share& share, int64_t i, const Place& place) const {
-    share.load(row(i), place, leaves);
+    share.load(row(i), place, eviction);
   }
   __device__ const T* source(int, int64_t i) const { return row(i); }
   template <class Part>

@@ -46,7 +46,7 @@ struct ColumnSums {
   }
   // To a partial row, by all threads of a block.
   __device__ void write_row(float* to_dgamma, float* to_dbeta, const Its& columns) const {
-    if constexpr (layout == Layout::alike) {
+    if constexpr (layout == Layout::same_offset) {
       write_through_shared(to_dgamma, dgamma, columns);
       if constexpr (Pass::centered) write_through_shared(to_dbeta, dbeta, columns);
     } else {

@@ -15,14 +15,14 @@ struct Unit {
   float at[count];
 };
 
-// The columns of a row that a thread has: units of one vector, or of one element where the rows lie apart.
+// The columns of a row that a thread has: units of one vector, or of one element where they have any offset.
 //
-// Where rows lie alike, the first vector begins with the last elements of the row before, and the last one ends with
-// the first of the row after. Where there is room, the row's own last elements take the place of the former, so that
-// the two are one unit: such a row has no more units than one that starts on a boundary.
+// Where the offset is the same, the first vector begins with the last elements of the row before, and the last one ends
+// with the first of the row after. Where there is room, the row's own last elements take the place of the former, so
+// that the two are one unit: such a row has no more units than one that starts on a boundary.
 template <Layout layout, class T>
 struct Columns {
-  static constexpr int unit = layout == Layout::apart ? 1 : vector_size<T>;
+  static constexpr int unit = layout == Layout::any_offset ? 1 : vector_size<T>;
   int begin;  // of the block's piece of the row, which ends before `end`: below 0 where neighbours come first
   int end;
   int row_end;  // of the row, without the moved elements
@@ -52,7 +52,7 @@ __device__ inline Columns<layout, typename Pass::T> columns_of(const Pass& pass,
   int past_boundary = 0;
   int moved = 0;
   int last = 0;  // elements of the last vector, where it is not whole
-  if constexpr (layout == Layout::alike) {
+  if constexpr (layout == Layout::same_offset) {
     const auto address = reinterpret_cast<uintptr_t>(pass.p.x + row * pass.p.x_stride);
     past_boundary = static_cast<int>(address % 16 / sizeof(T));
     last = (past_boundary + cols) % unit;

@@ -26,9 +26,10 @@ namespace worklog::backward {
 // [snippet: dispatch]
 // The rules for rows that lie so.
 template <Layout layout>
-inline constexpr std::span<const Rule> rules{layout == Layout::whole   ? std::span<const Rule>(sm_90::whole_vectors)
-                                             : layout == Layout::alike ? std::span<const Rule>(sm_90::alike)
-                                                                       : std::span<const Rule>(sm_90::apart)};
+inline constexpr std::span<const Rule> rules{layout == Layout::whole ? std::span<const Rule>(sm_90::whole_vectors)
+                                             : layout == Layout::same_offset
+                                                 ? std::span<const Rule>(sm_90::same_offset)
+                                                 : std::span<const Rule>(sm_90::any_offset)};
 
 // What rules call a pass.
 template <class Pass>
@@ -124,21 +125,21 @@ bool rows_packed(const Pass& pass, cudaStream_t stream) {
 template <class T, class G, bool centered, bool adds_dh>
 void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const Pass<T, G, centered, adds_dh> pass = {p, leaves_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
+  const Pass<T, G, centered, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
   // A tensor that is not there lies like any other.
   const auto starts_like_x = [&](const T* first, int64_t stride) {
     const auto apart = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(p.x);
     return !first || (apart % 16 == 0 && (p.rows == 1 || (stride - p.x_stride) % vector_size<T> == 0));
   };
-  const bool alike =
+  const bool have_same_offset =
       starts_like_x(p.dy, p.dy_stride) && starts_like_x(p.dh, p.dh_stride) && starts_like_x(p.dx, p.dx_stride);
-  const bool whole_vectors = alike && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.cols % vector_size<T> == 0 &&
-                             (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
+  const bool whole_vectors = have_same_offset && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
+                             p.cols % vector_size<T> == 0 && (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
                              reinterpret_cast<uintptr_t>(p.gamma) % 16 == 0;
   if (!whole_vectors && rows_packed(pass, stream)) return;
-  const bool done = whole_vectors              ? launch_by_rules<Layout::whole>(pass, stream)
-                    : alike && p.cols > 4 * 32 ? launch_by_rules<Layout::alike>(pass, stream)
-                                               : launch_by_rules<Layout::apart>(pass, stream);
+  const bool done = whole_vectors                         ? launch_by_rules<Layout::whole>(pass, stream)
+                    : have_same_offset && p.cols > 4 * 32 ? launch_by_rules<Layout::same_offset>(pass, stream)
+                                                          : launch_by_rules<Layout::any_offset>(pass, stream);
   if (!done) separate(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
 }
 

@@ -38,7 +38,7 @@ struct Weights {
 #pragma unroll
     for (int i = 0; i < units; ++i) {
       const bool has = gamma && columns.has(i);
-      if constexpr (layout == Layout::apart) {
+      if constexpr (layout == Layout::any_offset) {
         held[i].at[0] = has ? to_float(gamma[columns.column(i)]) : 1.0f;
         continue;
       }

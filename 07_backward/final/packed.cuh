@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(threads_of_packed, blocks_that_fit(threads_of_
   constexpr int warps = threads_of_packed / lanes;
   const int cols = static_cast<int>(pass.p.cols);
   const int thread = static_cast<int>(threadIdx.x);
-  const TheRing ring = {pass, cols, advice_of(pass.leaves)};
+  const TheRing ring = {pass, cols, advice_of(pass.eviction)};
   UnitPlace<each, width> place = {thread % width, cols};
   wait_for_previous_kernel();
   for (int ahead = 0; ahead < stages; ++ahead) ring.start_copy(blockIdx.x + int64_t{ahead} * gridDim.x, ahead);

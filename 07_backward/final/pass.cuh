@@ -21,8 +21,8 @@ using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using welford::advice_of;
 using welford::copy_vector;
-using welford::Leaves;
-using welford::leaves_of;
+using welford::Eviction;
+using welford::eviction_of;
 using welford::ParameterVector;
 using welford::unpack;
 
@@ -36,7 +36,7 @@ struct Pass {
   static constexpr bool adds_dh = adds_dh_;
   static constexpr int tensors = adds_dh ? 3 : 2;  // that are read
   LayerNormBackward<T, G> p;
-  Leaves leaves;  // when what is read leaves the L2 cache, as in stage 05
+  Eviction eviction;  // of what is read, in the L2 cache
   float inverse_cols;
 
   __device__ const T* tensor(int i) const { return i == 0 ? p.x : i == 1 ? p.dy : p.dh; }
@@ -46,9 +46,9 @@ struct Pass {
 
 // How the rows lie.
 enum class Layout {
-  whole,  // they are whole 16-byte vectors on 16-byte boundaries
-  alike,  // they start and end anywhere, but row i of all tensors starts equally far past a boundary
-  apart,  // row i of one tensor starts otherwise than row i of another
+  whole,        // they are whole 16-byte vectors on 16-byte boundaries
+  same_offset,  // they start and end anywhere, but row i of all tensors starts equally far past a boundary
+  any_offset,   // row i of one tensor starts otherwise than row i of another
 };
 // [/snippet]
 

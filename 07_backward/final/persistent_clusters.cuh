@@ -57,12 +57,12 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 // `blocks` to a team, which all run at the same time.
 template <class Pass, Layout layout, int units, int stages, int threads>
 __global__ void __launch_bounds__(threads, 1)
-    backward_grid_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows, Letter* mail, int blocks) {
+    backward_grid_per_row(Pass pass, PartialRows partial, ClusterSplit<layout> rows, TaggedSum* exchanged, int blocks) {
   constexpr int warps = threads / lanes;
-  __shared__ RowSums of_warps[warps], of_mail[warps];
+  __shared__ RowSums of_warps[warps], of_messages[warps];
   const int number = static_cast<int>(blockIdx.x) / blocks;
   const int piece = static_cast<int>(blockIdx.x) % blocks;
-  GridTeam<threads> team{mail + number * 4 * blocks, piece, blocks, of_warps, of_mail};
+  GridTeam<threads> team{exchanged + number * 4 * blocks, piece, blocks, of_warps, of_messages};
   for (int kind = 0; kind < rows.kinds_of(number); ++kind) {
     walk_kind<units, stages, threads>(pass, team, partial, rows, number, kind, piece, blocks);
   }
@@ -115,7 +115,7 @@ bool launch_cluster(const Pass& pass, unsigned size, const char* rule, cudaStrea
 }
 
 // As many teams as hold a row each in their blocks' rings at the same time; they share out all blocks that there is
-// room for. The mail lies where there would be one partial row more.
+// room for. Their sums are exchanged where there would be one partial row more.
 template <Layout layout, int units, int stages, int threads, class Pass>
 bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
   constexpr size_t shared_bytes = shared_of_ring<Pass, layout, units, stages>(threads);
@@ -131,8 +131,9 @@ bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>(at_once / teams, threads);
   const ClusterSplit<layout> rows = cluster_split_of<layout>(pass, teams, period);
   const int64_t partial_rows = partial_rows_of(rows, teams);
-  Letter* const mail = reinterpret_cast<Letter*>(pass.p.workspace + 2 * partial_rows * pass.p.cols);
-  check_cuda(cudaMemsetAsync(mail, 0, teams * blocks * 4 * sizeof(Letter), stream), "clearing the mail");
+  TaggedSum* const exchanged = reinterpret_cast<TaggedSum*>(pass.p.workspace + 2 * partial_rows * pass.p.cols);
+  check_cuda(cudaMemsetAsync(exchanged, 0, teams * blocks * 4 * sizeof(TaggedSum), stream),
+             "clearing the exchanged sums");
   launch(kernel,
          {.grid = static_cast<unsigned>(teams * blocks),
           .block = threads,
@@ -140,7 +141,7 @@ bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
           .cooperative = true,
           .rule = rule,
           .stream = stream},
-         pass, partial_rows_of(pass.p, partial_rows), rows, mail, static_cast<int>(blocks));
+         pass, partial_rows_of(pass.p, partial_rows), rows, exchanged, static_cast<int>(blocks));
   launch_sum(pass.p, partial_rows, stream);
   return true;
 }

@@ -1,6 +1,6 @@
 // A ring of rows in shared memory. While a team works on one row, the copies of the next rows are on their way, so that
 // memory always has something to do. This is the ring of rows that start equally far past a 16-byte boundary in all
-// tensors; ring_apart.cuh has that of all others.
+// tensors; ring_any_offset.cuh has that of all others.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -20,11 +20,11 @@ namespace worklog::backward {
 // one for the last time, the copy of the row that is `stages` rows later starts into its place.
 //
 // Two lanes ask for a sector of 32 bytes together only if they write into one sector of shared memory as well. Half of
-// the rows that lie alike start in mid-sector. In the ring the vectors of such a row are one place further on, in a
+// the rows of the same offset start in mid-sector. In the ring the vectors of such a row are one place further on, in a
 // circle of a warp's places. So a copy may go where another lane has read, but always one of its own warp.
 //
-// Where rows lie alike, the first vector of a row and the last are *edges*: they hold elements of its neighbours too.
-// They come like all others, whole, so that nobody waits for them. (Should dx lie where x or dy lies, a
+// Where the offset is the same, the first vector of a row and the last are *edges*: they hold elements of its
+// neighbours too. They come like all others, whole, so that nobody waits for them. (Should dx lie where x or dy lies, a
 // neighbour's elements may be old or new: they are overwritten before anyone uses them.) What has to be done for single
 // elements is done by as many lanes of the edge's warp, at once: were it one thread that did them one by one, all the
 // team would wait for it in every row.
@@ -34,7 +34,7 @@ struct Ring {
   using Its = Columns<layout, T>;
   static constexpr int stages = stages_;
   static constexpr bool reads_own = true;
-  static constexpr bool has_edges = layout == Layout::alike;
+  static constexpr bool has_edges = layout == Layout::same_offset;
   static constexpr int elements = vector_size<T>;
   const Pass& pass;
   const Split<layout>& split;
@@ -70,7 +70,7 @@ struct Ring {
         share(share),
         cells(shared + columns.thread),
         slot_size(Pass::tensors * vectors_for(columns.threads)),
-        advice(advice_of(pass.leaves)) {
+        advice(advice_of(pass.eviction)) {
 #pragma unroll
     for (int tensor = 0; tensor < Pass::tensors; ++tensor) {
       from[tensor] = pass.tensor(tensor) + share.first * pass.stride(tensor) + columns.column(0);
@@ -270,9 +270,9 @@ struct Ring {
   }
 };
 
-// In ring_apart.cuh.
+// In ring_any_offset.cuh.
 template <class Pass, int units, int stages_>
-struct Ring<Pass, Layout::apart, units, stages_>;
+struct Ring<Pass, Layout::any_offset, units, stages_>;
 // [/snippet]
 
 }  // namespace worklog::backward

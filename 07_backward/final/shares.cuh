@@ -61,7 +61,7 @@ struct ClusterSplit {
   Parts kinds;             // of the last rows
   Parts stretches;
 
-  __device__ bool takes_turns(int cluster) const { return layout != Layout::alike || cluster < turning; }
+  __device__ bool takes_turns(int cluster) const { return layout != Layout::same_offset || cluster < turning; }
   __device__ const Split<layout>& split_of(int cluster) const { return split[takes_turns(cluster) ? 0 : 1]; }
   // The kinds to ask share_of() for.
   __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kind_count; }
@@ -85,7 +85,7 @@ struct ClusterSplit {
 // After how many rows one of the same kind comes again.
 template <Layout layout, class Pass>
 int64_t period_of(const Pass& pass) {
-  return layout == Layout::alike ? period_of_rows<typename Pass::T>(pass.p.x_stride) : 1;
+  return layout == Layout::same_offset ? period_of_rows<typename Pass::T>(pass.p.x_stride) : 1;
 }
 
 template <Layout layout, class Pass>

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(threads_side_by_side, 2)
   dx_in_registers<units>(pass, row,
                          columns_of<Layout::whole>(pass, row, static_cast<int>(threadIdx.x), threads_side_by_side,
                                                    static_cast<int>(cluster.block_rank()), blocks),
-                         ClusterTeam<warps, ClusterMail>{cluster, {cluster, arrivals}, of_warps, of_blocks});
+                         ClusterTeam<warps, AsyncStores>{cluster, {cluster, arrivals}, of_warps, of_blocks});
 }
 // [/snippet]
 

@@ -124,56 +124,57 @@ struct ClusterTeam {
   }
 };
 
-// Blocks anywhere on the device, for rows that no cluster can hold. Their mail lies in global memory. A sum travels
-// with the number of its turn, in one word: who reads the number has the sum, and nobody needs a fence. A turn's mail
-// goes where that of the turn before the last was; a block sends it after it has read that of all in the last turn, and
-// so all have read the one before.
-using Letter = unsigned long long;
+// Blocks anywhere on the device, for rows that no cluster can hold. They exchange their sums through global memory. A
+// sum has the number of its turn beside it, in one 64-bit word, which is read and written as one: no fence is needed. A
+// turn's sums go where those of the turn before the last were. A block writes them after it has read the sums of all in
+// the last turn, and so all have read the ones before.
+using TaggedSum = unsigned long long;
 template <int threads>
 struct GridTeam {
   static constexpr int warps = threads / lanes;
-  Letter* mail;  // [2][blocks][2], which have zeros when the kernel starts
+  TaggedSum* exchanged;  // [2][blocks][2], which have zeros when the kernel starts
   int block;
-  int blocks;         // as many as there are threads at most
-  RowSums* of_warps;  // [warps]
-  RowSums* of_mail;   // [warps]
+  int blocks;            // as many as there are threads at most
+  RowSums* of_warps;     // [warps]
+  RowSums* of_messages;  // [warps]
   unsigned turn = 1;
 
   __device__ void sync() const { __syncthreads(); }
-  __device__ Letter* letters_of(int sender) const { return mail + (turn % 2 * blocks + sender) * 2; }
+  __device__ TaggedSum* sums_of(int sender) const { return exchanged + (turn % 2 * blocks + sender) * 2; }
   __device__ void put(const RowSums& s) const {
     put_sum_of_lanes(of_warps, s);
     __syncthreads();
     if (threadIdx.x >= lanes) return;
     const RowSums sums = sum_of_parts<power_of_2_from<warps>>(of_warps, warps);
     const float own = threadIdx.x == 0 ? sums.wdy : sums.wdy_xhat;
-    if (threadIdx.x < 2) atomicExch(letters_of(block) + threadIdx.x, Letter{turn} << 32 | __float_as_uint(own));
+    if (threadIdx.x < 2) atomicExch(sums_of(block) + threadIdx.x, TaggedSum{turn} << 32 | __float_as_uint(own));
   }
   __device__ RowSums get() {
     const int sender = static_cast<int>(threadIdx.x);
     RowSums sums = {0.0f, 0.0f};
-    if (sender < blocks) sums = {sum_in(letters_of(sender)), sum_in(letters_of(sender) + 1)};
-    put_sum_of_lanes(of_mail, sums);
+    if (sender < blocks) sums = {sum_in(sums_of(sender)), sum_in(sums_of(sender) + 1)};
+    put_sum_of_lanes(of_messages, sums);
     __syncthreads();
     ++turn;
-    return sum_of_parts<power_of_2_from<warps>>(of_mail, warps);
+    return sum_of_parts<power_of_2_from<warps>>(of_messages, warps);
   }
 
  private:
-  __device__ float sum_in(const Letter* letter) const {
-    Letter read = __ldcg(letter);
+  __device__ float sum_in(const TaggedSum* word) const {
+    TaggedSum read = __ldcg(word);
     while (read >> 32 != turn) {
       __nanosleep(20);
-      read = __ldcg(letter);
+      read = __ldcg(word);
     }
     return __uint_as_float(static_cast<unsigned>(read));
   }
 };
 
-// Nor does mail within a cluster. Rows that lie alike gain by that, and all rows where two blocks share a
-// multiprocessor; but whole vectors in one large block are faster with the barrier, though it waits for all stores.
+// With asynchronous stores no block of a cluster waits for another's stores to dx. Rows of the same offset gain by
+// that, and all rows where two blocks share a multiprocessor; but whole vectors in one large block are faster with the
+// barrier, though it waits for all stores.
 template <Layout layout, int resident>
-using ExchangeOf = std::conditional_t<layout == Layout::alike || resident == 2, ClusterMail, ClusterBarrier>;
+using ExchangeOf = std::conditional_t<layout == Layout::same_offset || resident == 2, AsyncStores, ClusterBarrier>;
 // [/snippet]
 
 }  // namespace worklog::backward

@@ -74,8 +74,8 @@ inline constexpr Rule whole_vectors[] = {
     {adds_dh,    any_types,  any,      0, many, longest, grid(2, 4), "with dh: 262144 columns"},
 };
 
-// Rows of more than 128 elements that start and end anywhere, in all tensors alike.
-inline constexpr Rule alike[] = {
+// Rows of more than 128 elements that start and end anywhere, with the same offset in all tensors.
+inline constexpr Rule same_offset[] = {
     {every_pass, any_types,  any,      0, many,     32, lanes(2, 4, 16)},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32)},
     {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1023 and 4095 columns of 16 bits"},
@@ -90,9 +90,9 @@ inline constexpr Rule alike[] = {
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 12289 columns and more"},
 };
 
-// What is left, an element at a time: tensors that do not lie alike, and odd rows of up to 128 elements. A row that has
+// What is left, an element at a time: tensors of different offsets, and odd rows of up to 128 elements. A row that has
 // no room in a cluster is not taken, and two kernels read all tensors twice.
-inline constexpr Rule apart[] = {
+inline constexpr Rule any_offset[] = {
     {every_pass, any_types,  any,      0, many,    128, lanes(4, 4, 32)},
     {plain,      fp32,       any,      0, many,   4096, block(8, 6, 512)},
     {adds_dh,    fp32,       any,      0, many,   4096, block(8, 4, 512)},

@@ -12,7 +12,7 @@
 #include "07_backward/final/gamma.cuh"
 #include "07_backward/final/pass.cuh"
 #include "07_backward/final/ring.cuh"
-#include "07_backward/final/ring_apart.cuh"
+#include "07_backward/final/ring_any_offset.cuh"
 #include "07_backward/final/shares.cuh"
 #include "07_backward/final/teams.cuh"
 

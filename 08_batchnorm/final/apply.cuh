@@ -31,7 +31,7 @@ struct Flat {
   Divisor run;    // neighbouring elements of one channel
   bool is_short;  // threads, and the elements of a line, can be counted in 31 bits
   Neighbors neighbors;
-  Leaves leaves;  // when what is read leaves the L2 cache
+  Eviction eviction;  // of what is read, in the L2 cache
 };
 
 // The channels of the elements of vector `vector`. Index is what counts a line's elements.
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
   if (thread < flat.threads) {
     const int64_t group = flat.is_short ? flat.apart.quotient(short_thread) : flat.apart.quotient(thread);
     const int64_t place = thread + group * (vectors - 1) * flat.apart.by;  // of the first vector
-    const uint64_t advice = advice_of(flat.leaves);
+    const uint64_t advice = advice_of(flat.eviction);
     Bits held[vectors][Steps::inputs];
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
@@ -147,7 +147,7 @@ void apply_vectors(const Steps& steps, bool in_a_row, cudaStream_t stream) {
   flat.neighbors = run > 1 && run >= size - 1                           ? Neighbors::two
                    : in_a_row && run == 1 && shape.channels % size == 0 ? Neighbors::in_a_row
                                                                         : Neighbors::any;
-  flat.leaves = leaves_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
+  flat.eviction = eviction_of(elements * int64_t{sizeof(typename Steps::T)} * Steps::inputs, caches_to_hit);
 
   // As measured. The more vectors a thread has, the more share what it finds out of its channels; and the more of them
   // wait for each other. Far apart, a thread's vectors do best where the threads that the GPU has room for hold the

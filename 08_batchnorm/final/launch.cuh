@@ -52,10 +52,10 @@ bool launch_program(const Steps& steps, cudaStream_t stream) {
   Tiling tiling = tiling_of(shape, size, blocks, Config::threads, room, in_cache);
   if (tiling.tiles == 0) return false;
   if (Ring::holds_all && std::max(tiling.each, tiling.each_of_longer) >= Ring::held) return false;
-  tiling.leaves = leaves_of(bytes_of_tensor * Steps::inputs, caches_to_hit);
+  tiling.eviction = eviction_of(bytes_of_tensor * Steps::inputs, caches_to_hit);
   // Nothing need make room where the rings hold all: what is in the cache may stay, for whoever reads it next.
-  const bool makes_room = tiling.leaves == Leaves::in_turn && !(Ring::holds_all && in_cache);
-  tiling.leaves_at_last = makes_room ? Leaves::first : tiling.leaves;
+  const bool makes_room = tiling.eviction == Eviction::normal && !(Ring::holds_all && in_cache);
+  tiling.eviction_at_last = makes_room ? Eviction::first : tiling.eviction;
   const int64_t side_by_side = Ring::holds_all ? tiling.tiles : std::min<int64_t>(tiling.tiles, blocks);
   const bool waits = tiling.splits > 1;
   launch(kernel,

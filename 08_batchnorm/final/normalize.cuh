@@ -124,8 +124,8 @@ template <class Steps, int size, bool images, class Config>
 __global__ void __launch_bounds__(Config::threads, 1) normalize_channels(Steps steps, Tiling tiling) {
   using Ring = Ring<typename Steps::T, size, Steps::inputs, Config>;
   unsigned char* const memory = dynamic_shared<unsigned char>();
-  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, advice_of(tiling.leaves),
-                     advice_of(tiling.leaves_at_last)};
+  const Ring ring = {reinterpret_cast<typename Ring::Bits*>(memory) + threadIdx.x, advice_of(tiling.eviction),
+                     advice_of(tiling.eviction_at_last)};
   unsigned char* const exchange = memory + Ring::bytes_of_thread * Config::threads;
   if constexpr (Ring::holds_all) {
     normalize_tile<Steps, size, images, Config>(steps, tiling, blockIdx.x, ring, exchange);

@@ -42,8 +42,8 @@ struct Tiling {
   int parts;          // partials of one channel in a block
   int parts_of_line;  // of these, on one line
   int team_bits;      // a channel has 2^team_bits lanes
-  Leaves leaves;      // when what is read leaves the L2 cache,
-  Leaves leaves_at_last;  // and what is read for the last time
+  Eviction eviction;  // of what is read, in the L2 cache,
+  Eviction eviction_at_last;  // and what is read for the last time
 };
 // [/snippet]
 

@@ -17,8 +17,8 @@ using vectorized::to_float;
 using vectorized::vector_size;
 using welford::advice_of;
 using welford::copy_vector;
-using welford::Leaves;
-using welford::leaves_of;
+using welford::Eviction;
+using welford::eviction_of;
 using welford::load_vector;
 
 // [snippet: vector]

@@ -61,13 +61,14 @@ struct ClusterBarrier {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// By mail: a value counts itself as it arrives, and nobody waits for anything else. Each block gets one from each.
-struct ClusterMail {
+// Asynchronous stores into distributed shared memory (st.async): each counts itself at an mbarrier as it arrives, and
+// nobody waits for anything else. Each block gets one value from each.
+struct AsyncStores {
   Cluster cluster;
   uint64_t* arrivals;  // [2], in shared memory
   unsigned turn = 0;
 
-  __device__ ClusterMail(const Cluster& cluster, uint64_t* arrivals) : cluster(cluster), arrivals(arrivals) {}
+  __device__ AsyncStores(const Cluster& cluster, uint64_t* arrivals) : cluster(cluster), arrivals(arrivals) {}
   __device__ void open() {
     if (threadIdx.x == 0) {
       cuda::ptx::mbarrier_init(arrivals, 1);
@@ -100,8 +101,8 @@ struct ClusterMail {
 
 #else
 
-// Where there is no such mail, the barrier takes its place.
-struct ClusterMail : ClusterBarrier {
+// Where there is no st.async, the barrier is used.
+struct AsyncStores : ClusterBarrier {
   using ClusterBarrier::ClusterBarrier;
 };
 

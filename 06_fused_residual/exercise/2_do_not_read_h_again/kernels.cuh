@@ -34,7 +34,7 @@ struct AddSteps : Norm {
     const T* x_row = x + i * x_stride;
     const T* residual_row = residual + i * residual_stride;
     T* h_row = h + i * this->p.x_stride;
-    const uint64_t advice = advice_of(this->leaves);
+    const uint64_t advice = advice_of(this->eviction);
     for (int k = 0; k < Share::vectors; ++k) {
       if (!place.has(k)) continue;
       const uint4 a = load_vector<Share::advised>(x_row + place.column(k), advice);

@@ -13,18 +13,18 @@
 
 namespace worklog::backward {
 
-// [snippet: ring_apart]
-// The ring of rows that lie apart. It takes the aligned vectors that cover a piece of a row, with some of its
+// [snippet: ring_any_offset]
+// The ring of rows of any offset. It takes the aligned vectors that cover a piece of a row, with some of its
 // neighbours' elements, and a thread's columns are single elements in them. It reads what other threads have copied.
 template <class Pass, int units, int stages_>
-struct Ring<Pass, Layout::apart, units, stages_> {
+struct Ring<Pass, Layout::any_offset, units, stages_> {
   using T = typename Pass::T;
-  using Its = Columns<Layout::apart, T>;
+  using Its = Columns<Layout::any_offset, T>;
   static constexpr int stages = stages_;
   static constexpr bool reads_own = false;
   static constexpr bool has_edges = false;
   const Pass& pass;
-  const Split<Layout::apart>& split;
+  const Split<Layout::any_offset>& split;
   Its columns;
   Share share;
   uint4* cells;  // [stages][tensors][vectors_for(threads)]
@@ -37,7 +37,7 @@ struct Ring<Pass, Layout::apart, units, stages_> {
     return stages * Pass::tensors * vectors_for(threads);
   }
 
-  __device__ Ring(const Pass& pass, const Split<Layout::apart>& split, const Its& columns, const Share& share,
+  __device__ Ring(const Pass& pass, const Split<Layout::any_offset>& split, const Its& columns, const Share& share,
                   uint4* shared)
       : pass(pass), split(split), columns(columns), share(share), cells(shared) {}
 

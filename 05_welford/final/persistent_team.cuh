@@ -14,7 +14,7 @@ using warp_shuffle::lanes;
 // A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
 // other blocks is hidden. The next row's moments go where nobody reads this row's.
 template <About about, int warps, class Exchange>
-struct StayingTeam {
+struct PersistentTeam {
   Exchange exchange;
   Count all;               // values of the row
   Count in_block;          // and of its piece in this block
