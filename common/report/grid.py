@@ -9,6 +9,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 SMALL = ("1024x1024", "256x4096")  # shapes that every variant is counted at, by the hardware and on the CPU layer
 FEW_COLS = (256, 1024, 4096, 16384)  # of the stages that teach a step
+HELD_COLS = (256, 1024, 2048, 4096, 8192, 16384)  # of the kernel that stage 05's lesson ends with
 ALL_COLS = (  # of finished kernels
     64, 128, 256, 512, 1024, 2048, 4095, 4096, 4097, 8192, 16384, 32768, 50257, 65536, 131072,
 )
@@ -17,6 +18,7 @@ ALL_COLS = (  # of finished kernels
 SWEEPS = {
     "05_welford": (
         ("layer_norm", "layernorm_forward", ("fp32", "bf16"), ALL_COLS),
+        ("held", "layernorm_forward", ("fp32", "bf16"), HELD_COLS),
         ("textbook,chan", "layernorm_forward", ("bf16",), FEW_COLS),
         ("textbook,chan", "layernorm_forward", ("fp32",), FEW_COLS[:-1]),  # chan has no room for 16384 of them
     ),
@@ -25,11 +27,13 @@ SWEEPS = {
         ("norm", "rmsnorm_forward", ("bf16",), ALL_COLS),
         ("norm", "layernorm_forward", ("bf16",), FEW_COLS),
         ("unfused,fused_inplace", "add_layernorm_forward,add_rmsnorm_forward", ("bf16",), (*FEW_COLS, 65536)),
+        ("held", "add_layernorm_forward,add_rmsnorm_forward", ("bf16",), FEW_COLS),
     ),
     "07_backward": (
         ("persistent", "layernorm_backward", ("bf16", "fp32"), ALL_COLS),
         ("persistent", "rmsnorm_backward,add_layernorm_backward", ("bf16",), FEW_COLS),
         ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
+        ("staying", "layernorm_backward", ("fp32", "bf16"), FEW_COLS[:-1]),  # wider rows are left to separate
     ),
 }
 
