@@ -37,7 +37,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_sum,     bits16,       65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "sum: 768 columns"},
     {every_norm, mixed,        65,     256,  512, block(given, 2, 128, 1, fewest_blocks)},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
-    {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few), "1024 x 1024 of 16 bits"},
+    {of_x,       uniform,      65,     128, 2048, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
     {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
     {every_norm, mixed,       257,    1024,  512, block(given, 2, 512, 1, fewest_blocks)},
@@ -114,7 +114,7 @@ inline constexpr Rule straddling[] = {
 
 // Rows up to 512 columns that are no whole vectors. Without gaps between them, and enough of them for all
 // multiprocessors, they go in tiles: so many lanes have a row, each up to 16 of its elements.
-inline constexpr int lanes_of_packed_rows[] = {2, 8, 32};
+inline constexpr int lanes_of_packed_rows[] = {1, 2, 4, 8, 16, 32};
 inline constexpr int64_t least_packed_bytes = 24 * 1024;  // for a multiprocessor
 // [/snippet]
 // clang-format on

@@ -105,7 +105,7 @@ inline constexpr Rule any_offset[] = {
 
 // Odd rows of up to 256 columns without gaps between them, and enough of them for all multiprocessors, go in tiles: so
 // many lanes have a row, each up to 16 of its elements.
-inline constexpr int lanes_of_packed_rows[] = {2, 8, 16};
+inline constexpr int lanes_of_packed_rows[] = {1, 2, 4, 8, 16};
 inline constexpr int64_t least_packed_bytes = 8 * 1024;  // for a multiprocessor
 // [/snippet]
 // clang-format on

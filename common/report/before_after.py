@@ -323,7 +323,11 @@ def run(options: argparse.Namespace) -> int:
         if options.minutes and time.monotonic() - begun > options.minutes * 60:
             print(f"stopped after {options.minutes} minutes: not all of the {len(chosen)} cases were timed")
             break
-        entries += measure(case, builds, gpu)
+        try:
+            entries += measure(case, builds, gpu)
+            gpu.synchronize()
+        except Exception as error:
+            raise ReportError(f"{case.name}: {str(error).splitlines()[0]}") from error
     context = context_of([], options.new) | {"kinds": KINDS, "rounds": ROUNDS, "second_look": SECOND_LOOK}
     if options.output:
         write_json(options.output, {"context": context, "entries": entries})

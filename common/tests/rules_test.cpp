@@ -36,7 +36,7 @@ const std::vector<int64_t> numbers_of_rows = {1,   2,   8,   9,   33,  64,   65,
 void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const char* table) {
   namespace w = worklog::welford;
   for (const unsigned operation : {w::layer_of_x, w::rms_of_x, w::layer_of_sum, w::rms_of_sum}) {
-    for (const unsigned types : {w::fp32, w::bits16, w::mixed}) {
+    for (const unsigned types : {worklog::fp32, worklog::bits16, worklog::mixed}) {
       std::set<size_t> reached;
       for (const int64_t length : lengths_of(rules, [](const w::Rule& r) {
              return std::vector<int64_t>{r.least_vectors, r.most_vectors, r.tile.vectors * r.tile.threads};
@@ -44,8 +44,8 @@ void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const
         for (const int64_t rows : numbers_of_rows) {
           for (const bool are_given : {true, false}) {
             const w::RowFacts facts = {operation, types, are_given, rows, length, multiprocessors};
-            for (size_t number = w::rule_for(rules, facts); number < rules.size();
-                 number = w::rule_for(rules, facts, number + 1)) {
+            for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
+                 number = worklog::rule_for(rules, facts, number + 1)) {
               reached.insert(number);
               if (rules[number].tile.team != w::Team::cluster &&
                   rules[number].tile.team != w::Team::persistent_cluster) {
@@ -74,7 +74,7 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
   namespace b = worklog::backward;
   const auto expect_each = [](std::span<const b::Rule> rules, const char* table) {
     for (const unsigned pass : {b::plain, b::adds_dh}) {
-      for (const unsigned types : {b::fp32, b::bits16, b::mixed}) {
+      for (const unsigned types : {worklog::fp32, worklog::bits16, worklog::mixed}) {
         std::set<size_t> reached;
         for (const int64_t length : lengths_of(rules, [](const b::Rule& r) {
                return std::vector<int64_t>{r.most_units < 1 << 20 ? r.most_units : 0};
@@ -82,8 +82,8 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
           for (const int64_t rows : numbers_of_rows) {
             for (const int kind : {0, 1, 2}) {
               const b::RowFacts facts = {pass, types, kind == 1, kind == 2, rows, length};
-              for (size_t number = b::rule_for(rules, facts); number < rules.size();
-                   number = b::rule_for(rules, facts, number + 1)) {
+              for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
+                   number = worklog::rule_for(rules, facts, number + 1)) {
                 reached.insert(number);
                 const b::Team team = rules[number].tile.team;  // those that may have no room
                 if (team != b::Team::cluster && team != b::Team::cluster_beside_tiles) break;
@@ -109,20 +109,20 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
 TEST(ForwardRules, FullMeansFull) {
   namespace w = worklog::welford;
   const w::Tile lanes = w::tiles::lanes(w::Known::full, 4, 32);
-  EXPECT_TRUE(w::is_full(lanes, {w::layer_of_x, w::bits16, true, 4, 128, multiprocessors}));
+  EXPECT_TRUE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 4, 128, multiprocessors}));
   EXPECT_FALSE(
-      w::is_full(lanes, {w::layer_of_x, w::bits16, true, 5, 128, multiprocessors}));  // a block with a team less
-  EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, w::bits16, true, 4, 127, multiprocessors}));
+      w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 5, 128, multiprocessors}));  // a block with a team less
+  EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 4, 127, multiprocessors}));
   const w::Tile block = w::tiles::block(w::Known::full, 4, 512, 2);
-  EXPECT_TRUE(w::is_full(block, {w::layer_of_x, w::bits16, true, 5, 384, multiprocessors}));
-  EXPECT_FALSE(w::is_full(block, {w::layer_of_x, w::bits16, true, 5, 400, multiprocessors}));
+  EXPECT_TRUE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, 5, 384, multiprocessors}));
+  EXPECT_FALSE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, 5, 400, multiprocessors}));
 }
 
 TEST(ForwardRules, WithoutParametersNoRuleIsTakenThatNeedsThem) {
   namespace w = worklog::welford;
   for (int64_t length = 1; length < 70000; ++length) {
-    const w::RowFacts facts = {w::layer_of_x, w::bits16, false, 1000, length, multiprocessors};
-    const size_t number = w::rule_for(w::sm_90::whole_vectors, facts);
+    const w::RowFacts facts = {w::layer_of_x, worklog::bits16, false, 1000, length, multiprocessors};
+    const size_t number = worklog::rule_for(w::sm_90::whole_vectors, facts);
     ASSERT_LT(number, std::size(w::sm_90::whole_vectors)) << length;
     ASSERT_EQ(w::sm_90::whole_vectors[number].tile.known, w::Known::asked) << length;
   }
