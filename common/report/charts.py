@@ -1119,6 +1119,81 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(Path(f"docs/charts/gpt_{gpu}.svg"), title, f"On {gpu.upper()}. {words}.", figure)
 
 
+# What the last percent costs: an operation, type and shape of 512 MiB in each panel, and the stages that have it.
+PANELS = (
+    ("LayerNorm", "layernorm_forward", "fp32", "131072x1024", ("01", "02", "03", "04", "05")),
+    ("its backward pass", "layernorm_backward", "bf16", "262144x1024", ("07",)),
+    ("BatchNorm, training", "batchnorm_train", "fp32", "65536x1024", ("08",)),
+)
+LESSONS_END = ("held", "staying", "one_launch")  # the kernels that lessons end with
+
+
+def lines_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Lines of kernel code against the share of a copy, a point for each variant."""
+    if not repository.has_data("kernel_lines"):
+        return None
+    lines = repository.data("kernel_lines")["lines"]
+    stages = measured_stages(repository, gpu)
+    figure, axes = page(10.4, 4.6, 1, len(PANELS), sharey=True, width_ratios=(1.5, 1, 1))
+    told, drawn = [], []
+    for ax, (name, operation, dtype, shape, numbers) in zip(axes, PANELS):
+        points = [
+            (lines[f"{t.stage}/{t.variant}"], t)
+            for stage in stages if stage[:2] in numbers for t in repository.stage_results(stage, gpu).timings
+            if (t.operation, t.dtype, t.shape, t.mode) == (operation, dtype, shape, "cold") and t.share_of_copy
+        ]
+        points.sort(key=lambda point: (point[0], point[1].share_of_copy))
+        most = {t.stage: count for count, t in points}  # lines of the stage's final kernel, where it has one
+        for count, t in points:
+            is_end, is_final = t.variant in LESSONS_END, t.stage[:2] >= "05" and count == most[t.stage]
+            color = STYLES[int(t.stage[:2]) % len(STYLES)][0]
+            ax.plot(
+                [count], [t.share_of_copy], color=color, marker="*" if is_end else "s" if is_final else "o",
+                linestyle="none", markersize=13 if is_end else 7, fillstyle="full" if is_end or is_final else "none",
+            )
+            told.append(f"{t.stage} {t.variant} {count} lines, {percent(t.share_of_copy)} of a copy")
+            drawn.append(t)
+            hidden = any(
+                other is not t and abs(lines_ - count) < 3 and 0 < other.share_of_copy - t.share_of_copy < 0.03
+                for lines_, other in points
+            )
+            if hidden:  # its neighbour's name is in this place
+                continue
+            left = any(
+                count < lines_ < (6 if abs(other.share_of_copy - t.share_of_copy) < 0.03 else 1.7) * count
+                and abs(other.share_of_copy - t.share_of_copy) < 0.06 for lines_, other in points
+            )
+            place, align = ((0, 9), "center") if is_final else ((-8, 0), "right") if left else ((8, 0), "left")
+            ax.annotate(
+                f"{t.stage[:2]} {name_of(t)}", (count, t.share_of_copy), xytext=place, textcoords="offset points",
+                ha=align, va="center", fontsize=8,
+            )
+        ax.axhline(1.0, color=INK, linewidth=1.2)
+        ax.set_xscale("log")
+        ax.set_xlim(7, 7000)
+        ax.xaxis.set_major_locator(FixedLocator([10, 30, 100, 300, 1000, 3000]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.set_title(f"{name}\n{shape.replace('x', ' x ')}, {dtype}", fontsize=9.5)
+        ax.set_xlabel("lines of kernel code, logarithmic")
+        ax.grid(color="#e4e8ec", linewidth=0.8)
+        ax.set_axisbelow(True)
+    if not drawn:
+        plt.close(figure)
+        return None
+    axes[0].set_ylim(0, 1.12)
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes[0].set_ylabel("share of a copy's speed")
+    title = "What the last percent costs"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(
+        figure, gpu.upper(), "cold L2 cache, median", "star: the kernel that a lesson ends with; square: the final one",
+        "lines: the variant's function, its kernels and all that they call, without comments",
+        "BatchNorm reads x twice, so that a copy's time is out of its reach", stale_note(drawn),
+    )
+    return Chart(Path(f"docs/charts/lines_{gpu}.svg"), title, f"On {gpu.upper()}: {'; '.join(told)}.", figure)
+
+
 # --- Two files beside each other --------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
@@ -1170,6 +1245,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (
     ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
+    lines_chart,
 )
 
 

@@ -101,8 +101,8 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
     }
   };
   expect_each(b::sm_90::whole_vectors, "whole_vectors");
-  expect_each(b::sm_90::alike, "alike");
-  expect_each(b::sm_90::apart, "apart");
+  expect_each(b::sm_90::same_offset, "same_offset");
+  expect_each(b::sm_90::any_offset, "any_offset");
 }
 
 // What is known to be full has to be: a kernel that asks nothing reads past a row that does not fill its threads.
@@ -122,7 +122,7 @@ TEST(ForwardRules, WithoutParametersNoRuleIsTakenThatNeedsThem) {
   namespace w = worklog::welford;
   for (int64_t length = 1; length < 70000; ++length) {
     const w::RowFacts facts = {w::layer_of_x, worklog::bits16, false, 1000, length, multiprocessors};
-    const size_t number = worklog::rule_for(w::sm_90::whole_vectors, facts);
+    const size_t number = worklog::rule_for(std::span<const w::Rule>(w::sm_90::whole_vectors), facts);
     ASSERT_LT(number, std::size(w::sm_90::whole_vectors)) << length;
     ASSERT_EQ(w::sm_90::whole_vectors[number].tile.known, w::Known::asked) << length;
   }
