@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/vectors.cuh"
@@ -24,7 +25,8 @@ using vectorized::vector_size;
 using warp_shuffle::lanes;
 
 // [snippet: row_of_a_team]
-// Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts.
+// Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts. But where
+// a lane has much of the row, one round is not exact enough beside outliers.
 template <class T, Amount amount>
 inline constexpr bool one_round_for = amount != Amount::many && !splits_mean<T>;
 
@@ -62,7 +64,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
   if constexpr (!are_blocks) let_next_kernel_start();
 
   const auto first_moments = [&] {
-    if constexpr (one_round_for<T, amount> && Steps::about == About::mean) {
+    if constexpr (one_round_for<T, amount> && Steps::about == About::mean && !std::is_same_v<Team, LaneTeam<width>>) {
       return moments_in_one_round<T, Steps::about, width>(share, place, held);
     } else {
       return moments_of<T, Steps::about, width>([&](auto f) { share.for_each(place, f); }, held, 1.0f);

@@ -36,7 +36,8 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks)},  // 256 x 1024 of bf16
     {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks), "768 columns"},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
-    {of_x,       uniform,      65,     128, 2048, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
+    {of_x,       uniform,      65,     128, 1024, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
+    {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few)},  // a warp needs no barrier
     {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm, any_types,    65,     256, 1024, block(asked, 2, 128, 1, few_blocks)},  // 1024 x 768
     {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
