@@ -34,19 +34,24 @@ inline constexpr Rule whole_vectors[] = {
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
     {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks)},  // 256 x 1024 of bf16
+    {every_norm, mixed,        65,     256,  512, block(given, 2, 128, 1, fewest_blocks)},
     {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks), "768 columns"},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
     {of_x,       uniform,      65,     128, 1024, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
     {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few)},  // a warp needs no barrier
     {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
+    {every_norm, mixed,        65,     256, 1024, block(given, 2, 128, 1, few_blocks)},
     {every_norm, any_types,    65,     256, 1024, block(asked, 2, 128, 1, few_blocks)},  // 1024 x 768
     {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
+    {every_norm, mixed,       257,    1024,  512, block(given, 2, 512, 1, fewest_blocks)},
     {every_norm, any_types,   257,    1024,  512, block(asked, 2, 512, 1, fewest_blocks)},
     {of_sum,     uniform,     257,    1024, 2048, block(full, 2, 512, 1, few_blocks), "sum of 256 x 4096"},
     {of_x,       uniform,     257,    1024, 4096, block(full, 2, 512, 1, few_blocks), "256 x 4096"},
-    {every_norm, any_bits16, 1025,    8192, 2048, cluster(asked, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
-    {every_norm, fp32,       1025,    8192, 1024, cluster(asked, 2, 512, 1, few)},  // 1 x 16384
-    {every_norm, fp32,       8193,   16384, 1024, cluster(asked, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
+    {every_norm, any_bits16, 1025,    8192, 2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
+    {every_norm, any_bits16, 1025,    8192, 2048, cluster(asked, 2, 512, 1, few)},
+    {every_norm, fp32,       1025,    8192, 1024, cluster(given, 2, 512, 1, few)},  // 1 x 16384
+    {every_norm, fp32,       8193,   16384, 1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
+    {every_norm, fp32,       1025,   16384, 1024, cluster(asked, 4, 512, 1, few)},
 
     // A norm of x: rows for some lanes of a warp, or for a warp.
     {of_x,       any_types,     9,      16,    0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes to a row
