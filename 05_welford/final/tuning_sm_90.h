@@ -34,8 +34,8 @@ inline constexpr Rule whole_vectors[] = {
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
     {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks)},  // 256 x 1024 of bf16
-    {every_norm, mixed,        65,     256,  512, block(given, 2, 128, 1, fewest_blocks)},
-    {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks), "768 columns"},
+    {every_norm, any_bits16,   65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "768 columns"},
+    {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks)},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
     {of_x,       uniform,      65,     128, 1024, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
     {of_x,       uniform,      65,     128, 2048, lanes(full, 4, 32, few)},  // a warp needs no barrier
