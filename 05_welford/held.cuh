@@ -16,6 +16,7 @@ using vectorized::Floats;
 using vectorized::pack;
 using vectorized::Parameter;
 using vectorized::vector_size;
+using warp_shuffle::block_sum;
 using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
         for_each_vector([&](int, const Floats<T>& x) {  // beyond the row's ends there are zeros
           for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
         });
-        pivot = block_sums({sum, 0.0f}, scratch).x * share;
+        pivot = block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
       }
       float2 sums = {0.0f, 0.0f};
       for_each_vector([&](int col, const Floats<T>& x) {
