@@ -29,6 +29,7 @@ STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 NAMESPACE = re.compile(r"\s*(?:inline\s+)?namespace\b[\w\s:]*$")
 WORD = re.compile(r"(?<![\w.])(?<!->)([A-Za-z_]\w*)(?=\s*(.?))")  # a name that is no member's, and what follows it
+NO_FUNCTION = re.compile(r"(?:struct|class|union|enum|using|inline constexpr|constexpr)\b")
 VARIANT = re.compile(r'\badd\("(\w+)"')
 
 
@@ -53,8 +54,9 @@ def named(text: str) -> str | None:
             return found[1]
     if found := re.match(r"\s*using\s+(\w+)\s*=", text):
         return found[1]
-    if "constexpr" in head and (found := re.search(r"(\w+)(?:\[\])?(?:<[^=]*>)?\s*=", head)) and "(" not in head[:found.end()]:
-        return found[1]
+    if "constexpr" in head and (found := re.search(r"(\w+)(?:\[\])?(?:<[^=]*>)?\s*=", head)):
+        if "(" not in head[:found.end()]:
+            return found[1]
     without = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)", "", head)
     if "{" in text and (found := re.search(r"(\w+)\s*\(", without)):
         return found[1]
@@ -81,7 +83,7 @@ def without_template(text: str) -> str:
 
 def is_function(text: str) -> bool:
     head = re.split(r"[{;]", without_template(text), maxsplit=1)[0]
-    return "(" in head and "__global__" not in head and not re.match(r"(?:struct|class|union|enum|using|inline constexpr|constexpr)\b", head)
+    return "(" in head and "__global__" not in head and not NO_FUNCTION.match(head)
 
 
 def words(text: str) -> Iterator[tuple[str, bool]]:
