@@ -98,7 +98,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_sum,     uniform,    4097,   16384,    0, cluster(given, 4, 512, 2)},  // not enough rows for those
     {of_sum,     any_types,  4097,   16384,    0, cluster(asked, 4, 512, 1)},
     {of_sum,     any_types, 16385,   32768,    0, cluster(asked, 4, 1024, 1)},  // the same, up to 262144 of 16 bits
-    {of_sum,     fp32,      32769, longest,    0, cluster(asked, 8, 1024, 1)},  // the same, up to 262144 columns
+    {of_sum,     fp32,      32769, longest,    0, cluster(asked, 8, 1024, 1), "sum: 262144 columns"},
 };
 
 // Rows that start and end anywhere. The kernels are the same, with edges, and need more registers.

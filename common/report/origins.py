@@ -74,8 +74,8 @@ def history_of(root: Path) -> Callable[[str], bool] | None:
 
 def files_with_figures(root: Path) -> Iterator[Path]:
     for pattern in FILES:
-        # A lock is of the tree that it stands in, and of no run.
-        yield from (path for path in sorted(root.glob(pattern)) if not path.name.startswith("code_"))
+        # A lock, and lines that were counted, are of the tree that they stand in, and of no run.
+        yield from (path for path in sorted(root.glob(pattern)) if not path.name.startswith(("code_", "kernel_lines")))
 
 
 def problems(root: Path, is_known: Callable[[str], bool] | None) -> list[str]:
