@@ -86,7 +86,8 @@ class Vetting:
         own = exercise.skeleton.read_text(encoding="utf-8"), exercise.solution()
         all_tokens = [token for source in own for token in tokens(source)]
         self.names = {token.text for token in all_tokens if token.kind not in ("comment", "space", "line")}
-        lines = [line for source in own for line in source.split("\n")]
+        of_stage = [] if exercise.is_bug else exercise.stage_texts()  # whoever begins with them has their includes
+        lines = [line for source in (*own, *of_stage) for line in source.split("\n")]
         self.directives = {" ".join(line.split()) for line in lines if line.lstrip().startswith("#")}
         self.namespaces = set(re.findall(r"^\s*(?:inline\s+)?namespace\s+([\w:]+)\s*\{", own[0], flags=re.MULTILINE))
         headers = [path.read_text(encoding="utf-8") for path in (ROOT / "common/simt/include").glob("**/*.h")]
