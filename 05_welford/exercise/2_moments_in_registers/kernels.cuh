@@ -48,13 +48,12 @@ __device__ inline Moments merge_lanes(Moments moments) {
 }
 
 // The moments of all the block's values, in every thread. `scratch` holds those of each warp.
-template <class Part>
-__device__ inline Part merge_block(Part moments, Part* scratch) {
+__device__ inline Moments merge_block(Moments moments, Moments* scratch) {
   const unsigned lane = threadIdx.x % lanes;
   moments = merge_lanes(moments);
   if (lane == 0) scratch[threadIdx.x / lanes] = moments;
   __syncthreads();
-  moments = merge_lanes(lane < blockDim.x / lanes ? scratch[lane] : Part{});
+  moments = merge_lanes(lane < blockDim.x / lanes ? scratch[lane] : Moments{});
   __syncthreads();  // all have read `scratch` before the next row overwrites it
   return moments;
 }
