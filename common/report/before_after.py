@@ -236,23 +236,23 @@ class Build:
     """One build of the library."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self.library = name, _library.Library(path)
-        if not self.library.on_gpu:
+        self.name, self.loaded = name, _library.Library(path)
+        if not self.loaded.on_gpu:
             raise ReportError(f"{path} is a CPU build")
 
     def workspace_bytes(self, operation: int, args: bytes) -> int:
         size = ctypes.c_size_t()
-        status = self.library.functions.nw_workspace_size(operation, args, ctypes.byref(size))
+        status = self.loaded.functions.nw_workspace_size(operation, args, ctypes.byref(size))
         if status:
-            self.library.fail(status)
+            self.loaded.fail(status)
         return size.value
 
     def bound(self, call: Call) -> Callable[[], None]:
-        function, args, stream = self.library.operation(call.name), call.bytes, call.stream
+        function, args, stream = self.loaded.operation(call.name), call.bytes, call.stream
 
         def launch() -> None:
             if status := function(args, stream):
-                self.library.fail(status)
+                self.loaded.fail(status)
 
         return launch
 
