@@ -1,7 +1,7 @@
 // Statistics that hold: Welford's step for one value more, and Chan's merge of the moments of two sets.
 //
-// Two kernels use them: `textbook`, as the articles have it, and `chan`, with the row in registers. `held` does
-// without, has the mean in two floats, and is right on every input. The final kernel is in final/normalize_rows.cuh.
+// Two kernels use them: `textbook`, as the articles have it, and `chan`, with the row in registers. held.cuh
+// has the kernel that the lesson ends with, which does without. The final kernel is in final/normalize_rows.cuh.
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"

@@ -1,14 +1,13 @@
 // The backward pass: dx reduces along the rows, dgamma and dbeta along the columns, over the same data. separate.cuh
-// does the one after the other. Here are three ways to do both in one trip; partials.cuh adds up the sums of columns
-// that they leave. The kernel for every shape is in final/.
+// does the one after the other. Here are two ways to do both in one trip; staying.cuh has the kernel that the lesson
+// ends with. partials.cuh adds up the sums of columns that they leave. The kernel for every shape is in final/.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/kernels.cuh"
-#include "05_welford/held.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "07_backward/partials.cuh"
 #include "07_backward/row.cuh"
 #include "07_backward/separate.cuh"
@@ -17,9 +16,6 @@
 
 namespace worklog::backward {
 
-using vectorized::first_column;
-using vectorized::most_threads;
-using vectorized::Parameter;
 using vectorized::to_float;
 using warp_shuffle::lanes;
 

@@ -2,7 +2,6 @@
 // by one block, and perhaps not by one GPU. The kernel for every shape is in final/.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <algorithm>
 
 #include "05_welford/kernels.cuh"

@@ -21,9 +21,8 @@ enum class Fit {
 //   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
 //   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
 //                  waits for x, would hold them up.
-//   fewest_blocks  And the blocks of the next kernel find places beside them. It may start when a thread has the
-//   moments
-//                  of its values: earlier, that would hold up what is on its way to them.
+//   fewest_blocks  And the blocks of the next kernel find places beside them. It may start when a thread has its
+//                  moments: earlier, that would hold up what is on its way to them.
 enum class Amount { many, few, few_blocks, fewest_blocks };
 
 // Who has a row: some lanes of a warp, a block, a cluster of blocks, or a cluster that takes one row after the other.
