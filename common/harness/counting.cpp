@@ -98,13 +98,13 @@ Table counts_table(const KernelCounts& kernel, bool by_line) {
                 {"conflicts", 0, true}});
 }
 
-std::string extent(const dim3& d) {
+std::string in_brackets(const dim3& d) {
   if (d.y == 1 && d.z == 1) return fmt::format("{}", d.x);
   return fmt::format("({}, {}, {})", d.x, d.y, d.z);
 }
 
 void print_kernel(const KernelCounts& kernel, bool lines) {
-  fmt::print("  {}, {} blocks of {} threads", kernel.kernel, extent(kernel.grid), extent(kernel.block));
+  fmt::print("  {}, {} blocks of {} threads", kernel.kernel, in_brackets(kernel.grid), in_brackets(kernel.block));
   if (kernel.cluster > 1) fmt::print(", in clusters of {}", kernel.cluster);
   fmt::print("\n");
   Table table = counts_table(kernel, false);

@@ -165,22 +165,40 @@ Json document_of(const Json& google_benchmark, const ContextEntries& context, co
   return document;
 }
 
+Json read_benchmarks(const std::string& text) {
+  constexpr std::string_view before = "\": ";
+  std::string json;
+  size_t copied = 0;
+  for (size_t at = 0; (at = text.find(before, at)) != std::string::npos;) {
+    at += before.size();
+    std::string_view value = std::string_view(text).substr(at);
+    if (value.starts_with('-')) value.remove_prefix(1);
+    for (const std::string_view none : {std::string_view("NaN"), std::string_view("Infinity")}) {
+      if (!value.starts_with(none)) continue;
+      json.append(text, copied, at - copied).append("null");
+      copied = text.size() - value.size() + none.size();
+    }
+  }
+  return Json::parse(json.append(text, copied));
+}
+
 std::string text_of(const Json& document) {
   std::string text;
   for (const auto& [key, value] : document.items()) {
-    text += fmt::format("{}\n {}: ", text.empty() ? "{" : ",", line_of(key));
-    if (!value.is_object() && !is_list_of_entries(value)) {
+    const std::string named = document.is_object() ? fmt::format("{}: ", line_of(key)) : "";
+    text += fmt::format("{}\n {}", text.empty() ? "" : ",", named);
+    if (!document.is_object() || (!value.is_object() && !is_list_of_entries(value))) {
       text += line_of(value);
       continue;
     }
     std::string entries;
     for (const auto& [inner_key, entry] : value.items()) {
-      const std::string named = value.is_object() ? fmt::format("{}: ", line_of(inner_key)) : "";
-      entries += fmt::format("{}\n  {}{}", entries.empty() ? "" : ",", named, line_of(entry));
+      const std::string inner = value.is_object() ? fmt::format("{}: ", line_of(inner_key)) : "";
+      entries += fmt::format("{}\n  {}{}", entries.empty() ? "" : ",", inner, line_of(entry));
     }
     text += value.is_object() ? fmt::format("{{{}\n }}", entries) : fmt::format("[{}\n ]", entries);
   }
-  return text + "\n}\n";
+  return document.is_object() ? fmt::format("{{{}\n}}\n", text) : fmt::format("[{}\n]\n", text);
 }
 
 }  // namespace worklog

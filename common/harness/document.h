@@ -36,7 +36,12 @@ Json document_of(const Json& google_benchmark, const ContextEntries& context, co
                  const std::vector<Check>& checks, const std::vector<StreamTiming>& streams,
                  const std::vector<VariantResources>& resources);
 
-// A document as text. Each entry of its lists has a line of its own, so that a diff shows which one changed.
+// The document that Google Benchmark's reporter wrote. It writes what is no number as NaN or Infinity, which JSON does
+// not have: null.
+Json read_benchmarks(const std::string& text);
+
+// A document as text. Each entry of its lists has a line of its own, so that a diff shows which one changed; a document
+// that is a list has a line for each entry.
 std::string text_of(const Json& document);
 
 }  // namespace worklog

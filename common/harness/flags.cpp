@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <functional>
@@ -13,32 +12,16 @@
 #include <string_view>
 
 #include "common/harness/device.h"
+#include "common/harness/words.h"
 
 namespace worklog {
 namespace {
 
 constexpr int64_t max_misalign = 1024;
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> words;
-  size_t start = 0;
-  for (size_t comma; (comma = list.find(',', start)) != std::string::npos; start = comma + 1) {
-    words.push_back(list.substr(start, comma - start));
-  }
-  words.push_back(list.substr(start));
-  return words;
-}
-
-std::optional<int64_t> whole_number(std::string_view word) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
-  return value;
-}
-
 std::vector<int64_t> numbers(std::string_view flag, const std::string& list, int64_t least, int64_t most) {
   std::vector<int64_t> values;
-  for (const std::string& word : split(list)) {
+  for (const std::string& word : split(list, ',')) {
     const std::optional<int64_t> value = whole_number(word);
     if (!value || *value < least || *value > most) {
       throw RequestError(
@@ -51,17 +34,16 @@ std::vector<int64_t> numbers(std::string_view flag, const std::string& list, int
 }
 
 double real_number(std::string_view flag, const std::string& word, double least, double most) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || !(value >= least && value <= most)) {
+  const std::optional<double> value = worklog::real_number(word);
+  if (!value || !(*value >= least && *value <= most)) {
     throw RequestError(fmt::format("{} takes a number from {} to {}; it was given '{}'", flag, least, most, word));
   }
-  return value;
+  return *value;
 }
 
 std::vector<Shape> shapes_of(std::string_view flag, const std::string& list) {
   std::vector<Shape> shapes;
-  for (const std::string& word : split(list)) {
+  for (const std::string& word : split(list, ',')) {
     const size_t cross = std::min(word.find('x'), word.size());
     const std::optional<int64_t> rows = whole_number(std::string_view(word).substr(0, cross));
     const std::optional<int64_t> cols = whole_number(std::string_view(word).substr(std::min(cross + 1, word.size())));
@@ -82,7 +64,7 @@ std::vector<Thing> named(std::string_view flag, const std::string& list, const s
                          const NameOf& name_of_thing) {
   if (list == "all") return all;
   std::vector<Thing> found;
-  for (const std::string& word : split(list)) {
+  for (const std::string& word : split(list, ',')) {
     const auto match = std::find_if(all.begin(), all.end(), [&](const Thing& t) { return name_of_thing(t) == word; });
     if (match == all.end()) {
       std::vector<std::string> names;
@@ -321,7 +303,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
     throw RequestError(fmt::format("--layout takes channels_last or channels_first; it was given '{}'", layout));
   }
   request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
-  if (!without.empty()) request.without = split(without);
+  if (!without.empty()) request.without = split(without, ',');
   check_without(request);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));

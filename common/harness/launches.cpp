@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
-#include <sstream>
+#include <string_view>
 
 #include "common/device/launch.cuh"
 #include "common/harness/cases.h"
 #include "common/harness/device_buffer.h"
+#include "common/harness/document.h"
 #include "common/harness/flags.h"
 #include "common/harness/provenance.h"
+#include "common/harness/words.h"
 #include "common/harness/workspace.h"
 
 namespace worklog {
@@ -43,22 +44,19 @@ struct NamedCase {
 };
 
 // 1024x1024, with the pixels 64x256x3136, and 64x256x3136-first where the channels come first.
-bool read_shape(const std::string& text, ProblemOptions& options) {
-  static const std::regex form("([0-9]{1,18})x([0-9]{1,18})(?:x([0-9]{1,18})(-first)?)?");
-  std::smatch part;
-  if (!std::regex_match(text, part, form)) return false;
-  options.rows = std::stoll(part[1]);
-  options.cols = std::stoll(part[2]);
-  if (part[3].matched) options.pixels = std::stoll(part[3]);
-  if (part[4].matched) options.layout = ChannelLayout::channels_first;
+bool read_shape(std::string_view text, ProblemOptions& options) {
+  constexpr std::string_view first = "-first";
+  const bool channels_first = text.ends_with(first);
+  if (channels_first) text.remove_suffix(first.size());
+  std::vector<int64_t> extents;
+  for (const std::string& word : split(text, 'x')) extents.push_back(whole_number(word).value_or(-1));
+  if (extents.size() != 3 && (extents.size() != 2 || channels_first)) return false;
+  if (*std::min_element(extents.begin(), extents.end()) < 0) return false;
+  options.rows = extents[0];
+  options.cols = extents[1];
+  if (extents.size() == 3) options.pixels = extents[2];
+  if (channels_first) options.layout = ChannelLayout::channels_first;
   return true;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; std::getline(stream, word, separator);) words.push_back(word);
-  return words;
 }
 
 NamedCase case_named(const Program& program, const std::string& name) {
@@ -219,16 +217,16 @@ int tell_launches(const Program& program, const std::string& file) {
   for (std::string line; std::getline(lines, line);) {
     if (!line.empty()) cases.push_back(case_named(program, line));
   }
-  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  Json all = Json::array();
   for (const NamedCase& named : cases) {
-    nlohmann::ordered_json launches = nlohmann::ordered_json::array();
+    Json launches = Json::array();
     for (const KernelLaunch& launch : launches_of(named)) {
       launches.push_back(json_of(launch));
       launches.back()["symbol"] = symbol_of(launch);
     }
     all.push_back({{"case", named.name}, {"launches", std::move(launches)}});
   }
-  fmt::print("{}\n", all.dump(1));
+  fmt::print("{}", text_of(all));
   return 0;
 }
 

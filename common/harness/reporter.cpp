@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <utility>
 
 namespace worklog {
@@ -59,9 +58,7 @@ bool JsonCollector::ReportContext(const Context& context) {
 Json JsonCollector::document() {
   if (!begun_) ReportContext(Context());
   json_.Finalize();
-  // Google Benchmark writes what is no number as NaN or Infinity, which JSON does not have.
-  static const std::regex no_number(R"((": )-?(NaN|Infinity)\b)");
-  return Json::parse(std::regex_replace(out_.str(), no_number, "$1null"));
+  return read_benchmarks(out_.str());
 }
 
 // --- The table -----------------------------------------------------------------------------------------------------
