@@ -246,9 +246,9 @@ void become_counting_program(char** argv) {
   const std::filesystem::path program = self.parent_path() / "counting" / self.filename();
   if (error || !std::filesystem::exists(program)) {
     throw RequestError(
-        fmt::format("--count and --trace need the counting build of this program, and '{}' is not there "
-                    "(it needs g++, and a build without sanitizers)",
-                    program.string()));
+        fmt::format("--count and --trace need the counting build of this program, and '{}' is not there; "
+                    "./worklog build {}_counting makes it, with g++ and without sanitizers",
+                    program.string(), program.filename().string()));
   }
   execv(program.c_str(), argv);
   throw RequestError(fmt::format("'{}' could not be started: {}", program.string(), std::strerror(errno)));

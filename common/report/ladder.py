@@ -3,7 +3,9 @@
 
     python3 common/report/ladder.py --programs build/cpu/bin --gpu h200 [stages...]
 
-./worklog run ends with this table where there is no GPU. The predicted time is a floor: an empty launch, and then the
+./worklog run ends with this table where there is no GPU. What docs/data/counts.json has of a stage's kernels as they
+are is taken from there; what it has not, because a kernel was edited or another GPU is asked for, is counted by the
+stage's counting program, and --to-count names these stages. The predicted time is a floor: an empty launch, and then the
 longest of what the counted traffic takes at the GPU's rates (gpus.json), each as if nothing else took time. Where
 results/ has a measurement for that GPU, it stands beside.
 """
@@ -16,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from counting import count
+from counting import COUNTS, count
 from grid import ELEMENT_BYTES
 from programs import programs_in
 from results import ROOT, Repository, ReportError, launch_of, read_json
@@ -82,6 +84,39 @@ class Rung:
         return launch + work, "launch" if launch > work else max(longest, key=lambda item: item[1])[0]
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What has been counted already of the kernels as they are: the launches of each stage at one shape and type."""
+
+    kernels: dict[str, list[dict[str, Any]]]
+
+    def without(self, stages: list[str]) -> list[str]:
+        return [stage for stage in stages if stage not in self.kernels]
+
+
+def committed_counts(repository: Repository, shape: str, dtype: str, multiprocessors: int) -> Counted:
+    document = read_json(repository.root / COUNTS, repository.root)
+    if document["context"]["multiprocessors"] != str(multiprocessors) or shape not in document["context"]["shapes"]:
+        return Counted({})
+    rows, cols = (int(extent) for extent in shape.split("x"))
+    current = {entry["stage"] for entry in document["stages"] if entry["source_hash"] == hash_of(repository, entry)}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kernel in document["kernels"]:
+        if kernel["stage"] in current and (kernel["rows"], kernel["cols"], kernel["dtype"]) == (rows, cols, dtype):
+            found.setdefault(kernel["stage"], []).append(kernel)
+    return Counted(found)
+
+
+def hash_of(repository: Repository, entry: dict[str, Any]) -> str | None:
+    """Of the stage's kernels now; None where there is no such stage any more."""
+    return repository.hash_now(entry["stage"]) if entry["stage"] in repository.stages() else None
+
+
+def stages_named(names: list[str], all_stages: list[str]) -> list[str]:
+    """Those that begin with one of the names; all where there is no name."""
+    return [stage for stage in all_stages if not names or any(stage.startswith(name.rstrip("/")) for name in names)]
+
+
 def rungs_of(kernels: list[dict[str, Any]]) -> dict[str, Rung]:
     found: dict[str, list[dict[str, Any]]] = {}
     for kernel in kernels:
@@ -130,6 +165,15 @@ def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name:
     return lines
 
 
+def told_where(here: list[str], lines: list[list[str]]) -> str:
+    numbers = [stage[:2] for stage in here]
+    if not numbers:
+        return f"as its kernels were counted on a CPU ({COUNTS})"
+    if {line[0] for line in lines} == set(numbers):
+        return "counted on this CPU"
+    return f"counted on a CPU: stage {', '.join(numbers)} here, the others' kernels are as in {COUNTS}"
+
+
 def table(head: list[str], lines: list[list[str]], left: int) -> str:
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
 
@@ -154,15 +198,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--shape", default="1024x1024", help="rows x cols (default: 1024x1024)")
     parser.add_argument("--dtype", default="fp32", help="default: fp32")
+    parser.add_argument("--to-count", action="store_true", help="only name the stages that have to be counted")
     options = parser.parse_args(arguments)
     try:
         gpu = gpu_named(options.gpu)
-        kernels = []
+        repository = Repository(ROOT)
+        counted = committed_counts(repository, options.shape, options.dtype, gpu.multiprocessors)
+        if options.to_count:
+            print("\n".join(counted.without(stages_named(options.stages, repository.stages()))))
+            return 0
+        kernels, here = [], []
         flags = ["--shapes", options.shape, "--dtype", options.dtype]
         device = {"WORKLOG_SIMT_MULTIPROCESSORS": str(gpu.multiprocessors)}
         for program in programs_in(options.programs, options.stages):
-            kernels += count(program, flags, device)[0]
-        repository = Repository(ROOT)
+            if program.stage not in counted.kernels:
+                here.append(program.stage)
+            kernels += counted.kernels.get(program.stage) or count(program, flags, device)[0]
         lines = lines_of(rungs_of(kernels), gpu, repository, options.gpu)
     except ReportError as error:
         print(f"ladder.py: {error}", file=sys.stderr)
@@ -173,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         "", "variant", "operation", "bytes/element", "sectors/load", "passes", "barriers/row", "shuffles/row",
         "conflicts/row", "predicted", "bound by", "measured",
     ]
-    print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, counted on this CPU:\n")
+    print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, {told_where(here, lines)}:\n")
     print(table([head[i] for i in keep], [[line[i] for i in keep] for line in lines], 3 if several else 2))
     empty_launch = "an empty launch, and " if gpu.launch_seconds else ""
     print(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The hash of a stage's kernels as written: where nobody can compile them, it says whether they are as they were.
 
-It is the sha256 over the tokens of the stage's kernels.cuh and of its final kernels in final/, with every file of the
-repository that they include, device headers of common/ among them, put in place of its #include, once. Comments, white
-space between tokens and includes of anything else do not count. What ties a figure to the code that ran is the hash of
+It is the sha256 over the tokens of the stage's kernels.cuh, of the other headers beside it and of its final kernels in
+final/, with every file of the repository that they include, device headers of common/ among them, put in place of its
+#include, once. Comments, white space between tokens and includes of anything else do not count. What ties a figure to the code that ran is the hash of
 its machine code (machine_code.py).
 
     python3 common/report/source_hash.py 01_naive    prints the hash of one stage
@@ -98,8 +98,9 @@ def source_hash(stage: str, root: Path = ROOT) -> str:
     root = root.resolve()
     tokens: list[str] = []
     seen: set[Path] = set()
+    beside = sorted((root / stage).glob("*.cuh"))
     final = sorted(path for path in (root / stage / "final").glob("*") if path.suffix in (".cuh", ".h", ".cu"))
-    for path in (root / stage / "kernels.cuh", *final):
+    for path in (root / stage / "kernels.cuh", *beside, *final):
         collect(path.resolve(), root, seen, tokens)
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 
