@@ -5,8 +5,8 @@
 
 ./worklog run ends with this table where there is no GPU. What docs/data/counts.json has of a stage's kernels as they
 are is taken from there; what it has not, because a kernel was edited or another GPU is asked for, is counted by the
-stage's counting program, and --to-count names these stages. The predicted time is a floor: an empty launch, and then the
-longest of what the counted traffic takes at the GPU's rates (gpus.json), each as if nothing else took time. Where
+stage's counting program, and --to-count names these stages. The predicted time is a floor: an empty launch, and then
+the longest of what the counted traffic takes at the GPU's rates (gpus.json), each as if nothing else took time. Where
 results/ has a measurement for that GPU, it stands beside.
 """
 

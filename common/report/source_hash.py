@@ -3,8 +3,8 @@
 
 It is the sha256 over the tokens of the stage's kernels.cuh, of the other headers beside it and of its final kernels in
 final/, with every file of the repository that they include, device headers of common/ among them, put in place of its
-#include, once. Comments, white space between tokens and includes of anything else do not count. What ties a figure to the code that ran is the hash of
-its machine code (machine_code.py).
+#include, once. Comments, white space between tokens and includes of anything else do not count. What ties a figure to
+the code that ran is the hash of its machine code (machine_code.py).
 
     python3 common/report/source_hash.py 01_naive    prints the hash of one stage
     python3 common/report/source_hash.py             prints every stage with its hash

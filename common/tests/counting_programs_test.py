@@ -185,6 +185,22 @@ class Comparison(unittest.TestCase):
         ]
         self.assertEqual(left, [])
 
+    def test_run_takes_committed_counts_where_they_hold(self) -> None:
+        """The tree's own counts are of every stage; none are taken for another GPU, shape or type, or changed kernels."""
+        repository = Repository(ROOT)
+        stages = repository.stages()
+        counted = ladder.committed_counts(repository, "1024x1024", "fp32", 132)
+        self.assertEqual(counted.without(stages), [])
+        for shape, dtype, multiprocessors in (
+            ("1024x1024", "fp32", 108), ("1024x1000", "fp32", 132), ("1024x1024", "fp64", 132),
+        ):
+            left = ladder.committed_counts(repository, shape, dtype, multiprocessors)
+            self.assertEqual(left.without(stages), stages, (shape, dtype, multiprocessors))
+        edited = Repository(ROOT)
+        edited.hash_now = lambda stage: "another" if stage == "03_warp_shuffle" else repository.hash_now(stage)
+        left = ladder.committed_counts(edited, "1024x1024", "fp32", 132)
+        self.assertEqual(left.without(stages), ["03_warp_shuffle"])
+
     def test_drift_names_the_figure(self) -> None:
         kernel = {
             "stage": "01_naive", "variant": "v", "operation": "o", "dtype": "fp32", "rows": 1, "cols": 2, "pixels": 1,

@@ -53,7 +53,7 @@ __device__ inline __nv_bfloat162 round_pair(float a, float b, __nv_bfloat16) {
 }
 
 template <class T>
-__device__ inline uint4 pack(const Floats<T>& floats) {
+__device__ __forceinline__ uint4 pack(const Floats<T>& floats) {
   if constexpr (sizeof(T) == 4) {
     return {__float_as_uint(floats.at[0]), __float_as_uint(floats.at[1]), __float_as_uint(floats.at[2]),
             __float_as_uint(floats.at[3])};
