@@ -86,9 +86,9 @@ REASONS = [
         "f",
         r"batchnorm_one_launch<",
         r"shared_store_wavefronts",
-        "A thread leaves the moments of its 4 or 8 channels side by side in shared memory. nvcc stores them four floats "
-        "at a time (STS.128), with fewer threads in each pass and fewer conflicts; the CPU's compiler stores float by "
-        "float",
+        "A thread leaves the moments of its 4 or 8 channels side by side in shared memory. nvcc stores them four "
+        "floats at a time (STS.128), with fewer threads in each pass and fewer conflicts; the CPU's compiler stores "
+        "float by float",
     ),
 ]
 

@@ -186,7 +186,7 @@ class Comparison(unittest.TestCase):
         self.assertEqual(left, [])
 
     def test_run_takes_committed_counts_where_they_hold(self) -> None:
-        """The tree's own counts are of every stage; none are taken for another GPU, shape or type, or changed kernels."""
+        """The tree's own counts have every stage; none are taken for another GPU, shape or type, or other kernels."""
         repository = Repository(ROOT)
         stages = repository.stages()
         counted = ladder.committed_counts(repository, "1024x1024", "fp32", 132)
