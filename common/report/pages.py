@@ -44,7 +44,7 @@ FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
 DOCS_ORDER = (
     "reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md",
-    "resources.md", "verified.md", "teaching.md", "glossary.md",
+    "resources.md", "verified.md", "teaching.md", "glossary.md", "sources.md",
 )
 
 
