@@ -7,7 +7,7 @@
 namespace worklog::naive {
 
 // [snippet: kernel]
-__global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
+static __global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   // [task: guard]
   if (row >= p.rows) return;

@@ -83,7 +83,7 @@ __global__ void layernorm_two_pass(LayerNormForward<float> p) {
 // [snippet: one_pass]
 // One pass less: E[x^2] - E[x]^2 is the variance on paper. In floating point it is the difference of two numbers that
 // may agree in all their digits.
-__global__ void layernorm_one_pass(LayerNormForward<float> p) {
+static __global__ void layernorm_one_pass(LayerNormForward<float> p) {
   __shared__ float scratch[threads_per_block];
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float* x = p.x + row * p.x_stride;
@@ -107,11 +107,11 @@ __global__ void layernorm_one_pass(LayerNormForward<float> p) {
 // [snippet: launch]
 // A block for each row, up to the largest grid; blocks then go on to further rows.
 inline void launch_block_per_row(void (*kernel)(LayerNormForward<float>), const LayerNormForward<float>& p,
-                                 cudaStream_t stream) {
+                                 cudaStream_t stream, unsigned threads = threads_per_block) {
   if (p.rows == 0) return;
   const int64_t largest_grid = 0x7fffffff;
   const auto blocks = static_cast<unsigned>(p.rows < largest_grid ? p.rows : largest_grid);
-  launch(kernel, {.grid = blocks, .block = threads_per_block, .stream = stream}, p);
+  launch(kernel, {.grid = blocks, .block = threads, .stream = stream}, p);
 }
 
 inline void two_pass(const LayerNormForward<float>& p, cudaStream_t stream) {

@@ -1,4 +1,5 @@
 // The variants of stage 04: what its program, the library and the pages know of it.
+#include "article.cuh"
 #include "common/harness/program.h"
 #include "kernels.cuh"
 
@@ -39,6 +40,44 @@ Program program() {
                     return o.cols <= (o.dtype == Dtype::fp32 ? longest_row<float, 4> : longest_row<half, 4>);
                   })
       .fails_on(Input::huge, {.cols = 2, .dtypes = {Dtype::fp32, Dtype::bf16}});
+  const auto add_one_pass = [&](const char* name, const char* note,
+                                void (*function)(const LayerNormForward<float>&, cudaStream_t)) -> Variant& {
+    return program.add(name, note, function)
+        .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
+        .fails_on(Input::large_mean, {.cols = 128})
+        .may_fail_on(Input::constant)
+        .may_fail_on(Input::normal, {}, 3)  // a few values that lie close together
+        .may_fail_on(Input::uniform, {}, 3)
+        .may_fail_on(Input::outlier_channels, {}, 3)
+        .may_fail_on(Input::nan_row, {}, 3)
+        .fails_on(Input::huge, {.cols = 2});
+  };
+  add_one_pass("article_float4", "the worklog's last kernel: one pass by float4", article_float4)
+      .fails_on(Input::tiny_variance, {.cols = 128});
+
+  // The worklog's kernels have no gamma and beta, and keep no statistics. The same work, in one process:
+  const char* const bare = "no gamma, beta, mean and rstd (--without gamma,beta,mean,rstd)";
+  const auto is_bare = [](const ProblemOptions& o) { return o.absent.size() == 4; };
+  program.add("bare_thread_per_row", "the worklog's first kernel: stage 01", naive::one_big_block)
+      .limited_to(bare, is_bare)
+      .may_fail_on(Input::constant)
+      .fails_on(Input::arange, {.rows = 1000, .cols = 1000})
+      .fails_on(Input::large_mean, {.cols = 65536})
+      .fails_on(Input::outlier_channels, {.cols = 65536})
+      .fails_on(Input::huge, {.cols = 2});
+  add_one_pass("bare_tree", "its second: stage 02's one pass", shared_reduction::one_pass)
+      .limited_to(bare, is_bare)
+      .may_fail_on(Input::tiny_variance);  // there is no rstd to compare, in which it would show
+  add_one_pass("bare_first_warp", "its third: stage 03's", warp_shuffle::article_first_warp)
+      .limited_to(bare, is_bare)
+      .may_fail_on(Input::tiny_variance);  // there is no rstd to compare, in which it would show
+  add_one_pass("bare_float4", "its last: article_float4", article_float4)
+      .limited_to(bare, is_bare)
+      .may_fail_on(Input::tiny_variance);  // there is no rstd to compare, in which it would show
+  program.add("bare_cached", "and the lesson's kernel for the same work", cached<float, float>)
+      .limited_to(bare, is_bare)
+      .limited_to("cols at most 16380", [](const ProblemOptions& o) { return o.cols <= longest_row<float, 8>; })
+      .fails_on(Input::huge, {.cols = 2});
   return program;
 }
 

@@ -1,4 +1,5 @@
 // The variants of stage 05: what its program, the library and the pages know of it.
+#include "article.cuh"
 #include "common/harness/program.h"
 #include "final/layer_norm.cuh"
 #include "held.cuh"
@@ -38,6 +39,24 @@ Program program() {
               held<half, float>, held<bf16, bf16>, held<bf16, float>);
   program.add("layer_norm", "the final kernel: lanes, a block or a cluster to a row", layer_norm<float, float>,
               layer_norm<half, half>, layer_norm<half, float>, layer_norm<bf16, bf16>, layer_norm<bf16, float>);
+  Variant& one_warp = program.add("article_one_warp", "the guide's: Welford's update by one warp", article_one_warp)
+                          .may_fail_on(Input::large_mean)
+                          .may_fail_on(Input::tiny_variance);
+  Variant& warps_apart =
+      program.add("article_warps_apart", "the same in a block of 256: each warp by itself", article_warps_apart)
+          .may_fail_on(Input::constant);
+  for (Variant* variant : {&one_warp, &warps_apart}) {
+    for (const Input input : {Input::normal, Input::uniform, Input::arange, Input::constant, Input::outlier_channels}) {
+      variant->fails_on(input, {.most_cols = 15});  // 0/0
+    }
+    variant->fails_on(Input::nan_row, {.rows = 2, .most_cols = 15});
+    variant->fails_on(Input::huge, {.cols = 2});
+  }
+  for (const Input input : {Input::normal, Input::uniform, Input::arange, Input::outlier_channels, Input::large_mean,
+                            Input::tiny_variance}) {
+    warps_apart.fails_on(input, {.cols = 33});  // beyond the first warp
+  }
+  warps_apart.fails_on(Input::nan_row, {.rows = 2, .cols = 33});
   return program;
 }
 

@@ -130,6 +130,11 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
     yield run("1024 x 1024", ("--shapes", "1024x1024", *every), square, seconds, 3)
     if program.is_batchnorm:
         return
+    bare = [variant for variant in program.variants if variant.startswith("bare_")]
+    if bare:  # they can be checked and timed without gamma, beta and statistics only
+        flags = ("--shapes", "1024x1024", "--without", "gamma,beta,mean,rstd", "--variant", ",".join(bare),
+                 "--input", "normal", "--time", "cold,warm,graph")
+        yield run("1024 x 1024, bare", flags, 3 * len(bare), seconds)
     sweeps = SWEEPS.get(program.stage, ()) if full else ()
     for variants, operations, dtypes, all_cols in sweeps:
         of_sweep = ("--variant", variants, "--operation", operations, "--input", "normal", "--time", "cold")

@@ -182,14 +182,28 @@ class Launch:
         return self.rows * self.cols * self.pixels * ELEMENT_BYTES[self.dtype] / 2**20
 
 
+def is_of_article(variant: str) -> bool:
+    """Whether a variant is an article's kernel as it stands, which has tables of its own beside the lesson's."""
+    return variant.startswith(("article_", "bare_"))
+
+
 @dataclass(frozen=True)
 class ResultFile:
     path: Path
     context: dict[str, str]
-    timings: tuple[Timing, ...]
-    checks: tuple[Check, ...]
+    all_timings: tuple[Timing, ...]
+    all_checks: tuple[Check, ...]
     stale: bool = False
     launches: tuple[Launch, ...] = ()
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Those of the lesson's own kernels."""
+        return tuple(t for t in self.all_timings if not is_of_article(t.variant))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(c for c in self.all_checks if not is_of_article(c.variant))
 
 
 def read_json(path: Path, root: Path) -> dict:

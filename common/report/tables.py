@@ -86,7 +86,9 @@ def ladder(place: Place) -> Table:
     """A stage's variants: time in each mode, then spread, GB/s and share of a copy in the first mode."""
     repository = place.repository
     results = repository.stage_results(place.stage(), place.gpu)
-    entries = near_mib(place, select(place, results.timings, results.path))
+    # The articles' kernels stand in tables of their own, which name what they show.
+    candidates = results.all_timings if place.chosen("variant") else results.timings
+    entries = near_mib(place, select(place, candidates, results.path))
     sources = [results]
     modes = place.timings_named() or [mode for mode in MODES if any(t.mode == mode for t in entries)]
     entries = [t for t in entries if t.mode in modes]
@@ -189,7 +191,8 @@ def sweep(place: Place) -> Table:
     unit, text_of = texts[value]
     mode = place.option("timing", "cold")
     place.timings_named(mode)
-    entries = near_mib(place, select(place, [t for t in results.timings if t.mode == mode], results.path))
+    candidates = results.all_timings if place.chosen("variant") else results.timings
+    entries = near_mib(place, select(place, [t for t in candidates if t.mode == mode], results.path))
     if not entries:
         raise ReportError(f"{results.path.relative_to(repository.root)} has no {mode} timings for this table")
     for name in ("operation", "dtype"):
@@ -237,7 +240,8 @@ def numerics(place: Place) -> Table:
     """Inputs in rows, variants in columns: the largest error in units in the last place, and what failed."""
     repository = place.repository
     results = repository.stage_results(place.stage(), place.gpu)
-    entries = select(place, results.checks, results.path)
+    checks = results.all_checks if place.chosen("variant") else results.checks
+    entries = select(place, checks, results.path)
     if not entries:
         raise ReportError(f"{results.path.relative_to(repository.root)} has no checks")
     sources = [results]
