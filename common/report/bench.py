@@ -130,7 +130,7 @@ def runs_of(program: Program, full: bool) -> Iterator[Run]:
     yield run("1024 x 1024", ("--shapes", "1024x1024", *every), square, seconds, 3)
     if program.is_batchnorm:
         return
-    bare = [variant for variant in program.variants if variant.startswith("bare_")]
+    bare = sorted({variant for variant, _, _ in program.implementations if variant.startswith("bare_")})
     if bare:  # they can be checked and timed without gamma, beta and statistics only
         flags = ("--shapes", "1024x1024", "--without", "gamma,beta,mean,rstd", "--variant", ",".join(bare),
                  "--input", "normal", "--time", "cold,warm,graph")

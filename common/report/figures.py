@@ -81,7 +81,11 @@ def find(repository: Repository, key: str, gpu: str) -> Timing | Check:
         raise ReportError(f"'{key}' is not stage/variant/operation/dtype/shape/timing, nor data/file/name")
     stage = parts[0]
     results = repository.peers(gpu) if stage == PEERS else repository.stage_results(stage, gpu)
-    entries: tuple[Timing | Check, ...] = results.all_timings if parts[5] in MODES else results.all_checks
+    entries: tuple[Timing | Check, ...]
+    if parts[1] == "best":  # of the ladder's own kernels: an article's are beside it
+        entries = results.timings if parts[5] in MODES else results.checks
+    else:
+        entries = results.all_timings if parts[5] in MODES else results.all_checks
     if parts[1] == "best":
         rivals = [e for e in entries if e.name.split("/")[2:] == parts[2:] and e.variant != "torch.copy_"]
         if rivals:
