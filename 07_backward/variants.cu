@@ -1,6 +1,7 @@
 // The variants of stage 07: what its program, the library and the pages know of it.
 #include "common/harness/program.h"
 #include "final/backward.cuh"
+#include "grouped.cuh"
 #include "kernels.cuh"
 #include "staying.cuh"
 
@@ -15,8 +16,30 @@ Program program() {
               separate<half, half>, separate<half, float>, separate<bf16, bf16>, separate<bf16, float>);
   program.add("atomics", "one kernel, which adds every element to dgamma and dbeta", atomics<float, float>,
               atomics<half, half>, atomics<half, float>, atomics<bf16, bf16>, atomics<bf16, float>);
-  program.add("grouped", "partial sums behind locks, as Triton's article has it", grouped<float, float>,
-              grouped<half, half>, grouped<half, float>, grouped<bf16, bf16>, grouped<bf16, float>);
+  const char* const limit = "cols at most 16380 in fp32, 32760 in 16 bits";
+  const auto fits = [](const ProblemOptions& o) {
+    return o.cols <= (o.dtype == Dtype::fp32 ? vectorized::longest_row<float, 8> : vectorized::longest_row<half, 8>);
+  };
+  // With weights in fp32, in which its sums would be, it is grouped_fp32.
+  Variant& in_their_type =
+      program
+          .add("grouped", "partial sums in the weights' type, behind locks, as Triton's tutorial has it",
+               grouped<float, float>, grouped<half, half>, grouped<bf16, bf16>)
+          .limited_to(limit, fits);
+  // Every addition rounds a sum to 16 bits, and the terms of some columns nearly cancel: a few of a hundred columns.
+  for (const Input input : {Input::normal, Input::uniform, Input::arange, Input::large_mean, Input::tiny_variance,
+                            Input::outlier_channels, Input::huge}) {
+    in_their_type.fails_on(input, {.rows = 512, .cols = 512, .dtypes = {Dtype::fp16, Dtype::bf16}, .least_rows = 2});
+  }
+  // Here dgamma is 0 or NaN, and dbeta is right until two rows, of which each has 16 bits, are of the same group. There
+  // are 62 groups or more.
+  for (const Input input : {Input::constant, Input::nan_row}) {
+    in_their_type.fails_on(input, {.rows = 512, .cols = 512, .dtypes = {Dtype::fp16, Dtype::bf16}, .least_rows = 63});
+  }
+  program
+      .add("grouped_fp32", "the same with partial sums in fp32", grouped_fp32<half, half>, grouped_fp32<half, float>,
+           grouped_fp32<bf16, bf16>, grouped_fp32<bf16, float>)
+      .limited_to(limit, fits);
   program.add("staying", "blocks that stay: each thread keeps its columns, and every row is read once",
               staying<float, float>, staying<half, half>, staying<half, float>, staying<bf16, bf16>,
               staying<bf16, float>, staying_rms_norm<float, float>, staying_rms_norm<half, half>,

@@ -1,4 +1,5 @@
 // The variants of stage 08: what its program, the library and the pages know of it.
+#include "article.cuh"
 #include "common/harness/program.h"
 #include "final/batch_norm.cuh"
 #include "kernels.cuh"
@@ -14,7 +15,8 @@ Program program() {
     return o.pixels == 1 || o.layout == ChannelLayout::channels_last;
   };
   constexpr int64_t any = std::numeric_limits<int64_t>::max();
-  constexpr int64_t few = 7;  // rows: values of a channel may lie close together by chance
+  constexpr int64_t few = 7;        // rows: values of a channel may lie close together by chance
+  constexpr int64_t many = 200000;  // rows: one running sum of so many values rounds away what is allowed
   const char* const channels_last = "images with their channels last";
 
   Program program("08_batchnorm", "BatchNorm: statistics over the columns");
@@ -24,8 +26,38 @@ Program program() {
       .may_fail_on(Input::large_mean)
       .may_fail_on(Input::tiny_variance)
       .may_fail_on(Input::constant)  // one running sum of equal values: every addition rounds the same way
-      .fails_on(Input::normal, {.rows = 1000000, .least_rows = 200000})  // as many additions one after the other
+      // as many additions one after the other
+      .fails_on(Input::normal, {.rows = 1000000, .least_rows = many})
+      .fails_on(Input::uniform, {.rows = 1000000, .least_rows = many})
+      .fails_on(Input::outlier_channels, {.rows = 1000000, .least_rows = many})
+      .fails_on(Input::nan_row, {.rows = 1000000, .cols = 2, .least_rows = many})
       .fails_on(Input::huge, {});
+  program
+      .add("samples_atomics", "the article's first thought: a thread to a sample, atomic additions to global sums",
+           samples_atomics)
+      .limited_to(channels_last, rows_of_channels)
+      .fails_on(Input::large_mean, {.rows = 16})
+      .fails_on(Input::tiny_variance, {.rows = 16})
+      .fails_on(Input::huge, {})
+      .may_fail_on(Input::arange)  // one running sum, whose order differs from run to run
+      .may_fail_on(Input::constant)
+      .may_fail_on(Input::normal, {}, any, few)
+      .may_fail_on(Input::uniform, {}, any, few)
+      .may_fail_on(Input::outlier_channels, {}, any, few)
+      .fails_on(Input::normal, {.rows = any, .least_rows = many})  // may: here, too, the order counts
+      .fails_on(Input::uniform, {.rows = any, .least_rows = many})
+      .fails_on(Input::outlier_channels, {.rows = any, .least_rows = many})
+      .fails_on(Input::nan_row, {.rows = 2});
+  program.add("block_per_channel", "its second: a block to a channel, whose reads are uncoalesced", block_per_channel)
+      .limited_to(channels_last, rows_of_channels)
+      .fails_on(Input::large_mean, {.rows = 16})
+      .fails_on(Input::tiny_variance, {.rows = 16})
+      .fails_on(Input::huge, {})
+      .may_fail_on(Input::constant)
+      .may_fail_on(Input::normal, {}, any, few)
+      .may_fail_on(Input::uniform, {}, any, few)
+      .may_fail_on(Input::outlier_channels, {}, any, few)
+      .fails_on(Input::nan_row, {.rows = 2});
   program.add("tile_2d", "the article's kernel: 32 channels to a block, sums and sums of squares", tile_2d)
       .limited_to(channels_last, rows_of_channels)
       .fails_on(Input::large_mean, {.rows = 16})
@@ -38,6 +70,10 @@ Program program() {
       .fails_on(Input::nan_row, {.rows = 2});  // fmaxf(NaN, 0) is 0
   program.add("split_rows", "a tile's rows over many blocks, their moments merged by Chan's formula", split_rows)
       .limited_to(channels_last, rows_of_channels)
+      .limited_to("channels at most 699050",  // of so many, the workspace holds the moments
+                  [](const ProblemOptions& o) {
+                    return o.cols * int64_t{sizeof(Moments)} <= batchnorm_workspace * int64_t{sizeof(float)};
+                  })
       .may_fail_on(Input::large_mean)  // each step rounds a mean of 1e4 to 5e-4
       .may_fail_on(Input::tiny_variance)
       .may_fail_on(Input::normal, {}, any, few)

@@ -32,7 +32,7 @@ SWEEPS = {
     "07_backward": (
         ("persistent", "layernorm_backward", ("bf16", "fp32"), ALL_COLS),
         ("persistent", "rmsnorm_backward,add_layernorm_backward", ("bf16",), FEW_COLS),
-        ("separate,atomics,grouped", "layernorm_backward", ("bf16",), FEW_COLS),
+        ("separate,atomics,grouped,grouped_fp32", "layernorm_backward", ("bf16",), FEW_COLS),
         ("staying", "layernorm_backward", ("fp32", "bf16"), FEW_COLS[:-1]),  # wider rows are left to separate
     ),
 }
