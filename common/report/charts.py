@@ -1119,6 +1119,55 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(Path(f"docs/charts/gpt_{gpu}.svg"), title, f"On {gpu.upper()}. {words}.", figure)
 
 
+# Our lines of each panel: the end of the figure's name, and what it is called.
+TUTORIAL_LINES = {
+    "forward": (("held", "held (05)"), ("layer_norm", "layer_norm (05)")),
+    "backward": (("grouped", "grouped (07)"), ("staying", "staying (07)"), ("persistent", "persistent (07)")),
+}
+
+
+def tutorial_chart(repository: Repository, gpu: str) -> Chart | None:
+    """GB/s over the columns: what the Triton tutorial prints, and what was measured here at its widths."""
+    data = f"tutorial_tables_{gpu}"
+    if not repository.has_data(data) or not repository.has_data("article_triton"):
+        return None
+    document = repository.data(data)
+    here, own = document["figures"], repository.data("article_triton")["figures"]
+    figure, axes = page(10.4, 4.6, 1, 2, sharey=True)
+    told = []
+    for ax, (direction, kernels) in zip(axes, TUTORIAL_LINES.items()):
+        lines = [(own, "", "the tutorial's kernel, its GPU", "#9aa3ad", "-", "")]
+        lines += [(own, "_torch", "PyTorch, the tutorial's GPU", "#9aa3ad", ":", "")]
+        lines += [(here, "_torch", "PyTorch", "#444444", ":", "x")]
+        lines += [(here, "_triton", "the tutorial's scheme", INK, "-", "")]
+        for (key, name), (color, marker, dash, _) in zip(kernels, STYLES):
+            lines.append((here, f"_{key}", name, color, dash, marker))
+        for figures, end, name, color, dash, marker in lines:
+            cols = [c for c in range(1024, 15873, 512) if f"{direction}_{c}{end}" in figures]
+            rates = [figures[f"{direction}_{c}{end}"]["value"] for c in cols]
+            ax.plot(
+                cols, rates, color=color, linestyle=dash, marker=marker, markersize=4, markevery=3, linewidth=1.5,
+                label=name,
+            )
+            told.append(f"{direction}, {name}: {rates[0]:.0f} GB/s at {cols[0]} columns, {rates[-1]:.0f} at {cols[-1]}")
+        ax.set_title(f"{direction}", fontsize=10)
+        ax.set_xlabel("columns")
+        ax.set_xticks(range(2048, 16385, 2048))
+        ax.grid(color="#e4e8ec", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.legend(fontsize=7.5, loc="upper left")
+    axes[0].set_ylim(0, 5400)
+    axes[0].set_ylabel("GB/s")
+    title = "The widths of the Triton tutorial: 4096 rows, fp16"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    source = document["source"]
+    footnote(
+        figure, f"{gpu.upper()}, but for the grey lines", "cold L2 cache, median",
+        f"PyTorch {source['software']['torch']}, Triton {source['software']['triton']}", source["date"],
+    )
+    return Chart(Path(f"docs/charts/tutorial_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
+
+
 # What the last percent costs: an operation, type and shape of 512 MiB in each panel, and the stages that have it.
 PANELS = (
     ("LayerNorm", "layernorm_forward", "fp32", "131072x1024", ("01", "02", "03", "04", "05")),
@@ -1245,7 +1294,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (
     ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
-    lines_chart,
+    lines_chart, tutorial_chart,
 )
 
 

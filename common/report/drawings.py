@@ -695,6 +695,65 @@ def backward_axes() -> Drawing:
     return drawing
 
 
+def backward_groups() -> Drawing:
+    """07: the tutorial's scheme for 4 rows and 2 groups, and who waits for whom."""
+    drawing = Drawing(
+        WIDTH, 430,
+        "Rows that share a partial row share its lock",
+        "Four rows and two groups. Rows 0 and 2 add to partial row 0, rows 1 and 3 to partial row 1, one at a time. "
+        "The first to come writes; the second reads, adds and writes. A second kernel adds up the partial rows.",
+    )
+    rows, groups, width, height = 4, 2, 150.0, 30.0
+    colors = ["orange", "green"]
+    title = f"{rows} rows, {groups} groups: row i adds to partial row i mod {groups}"
+    drawing.text(LEFT, 30, title, size=15, bold=True)
+    left, top, middle, right = LEFT, 80.0, 318.0, 600.0
+    drawing.text(left, top - 14, "a block to a row: its dgamma, dbeta", size=12, color=MUTED)
+    drawing.text(middle, top - 14, "partial rows, a lock to each", size=12, color=MUTED)
+    drawing.text(right, top - 14, "a second kernel", size=12, color=MUTED)
+    gap = 44.0
+    place = [top + 24 + 2 * gap * group for group in range(groups)]
+    for row in range(rows):
+        y = top + row * gap
+        drawing.rect(left, y, width, height, colors[row % groups])
+        drawing.text(left + width / 2, y + 19, f"row {row}", size=12, anchor="middle")
+        end = place[row % groups] + (height / 4 if row < groups else 3 * height / 4)
+        drawing.line(left + width + 4, y + height / 2, middle - 32, end, arrow=True)
+    for group in range(groups):
+        drawing.rect(middle - 28, place[group], 22, height, "red", strong=True, round=4)
+        drawing.text(middle - 17, place[group] + 19, f"{group}", size=12, anchor="middle", bold=True)
+        drawing.rect(middle, place[group], width, height, colors[group], strong=True)
+        drawing.text(middle + width / 2, place[group] + 19, f"partial row {group}", size=12, anchor="middle")
+        drawing.line(
+            middle + width + 4, place[group] + height / 2, right - 6, top + 1.5 * gap + height / 2, arrow=True
+        )
+    drawing.rect(right, top + 1.5 * gap, 130, height, "purple", strong=True)
+    drawing.text(right + 65, top + 1.5 * gap + 19, "dgamma, dbeta", size=12, anchor="middle", bold=True)
+
+    # In time: a turn of a lock, then the next one's.
+    y = top + rows * gap + 30
+    turn, begin = 150.0, left + 70
+    drawing.text(left, y - 4, "In time, where all rows come at once:", size=12, bold=True)
+    for group in range(groups):
+        line = y + 12 + group * 38
+        drawing.text(left, line + 19, f"lock {group}", size=12, color=MUTED)
+        for index, row in enumerate(range(group, rows, groups)):
+            x = begin + index * (turn + 4)
+            what = "writes" if index == 0 else "reads, adds, writes"
+            drawing.rect(x, line, turn, height, colors[group], strong=index == 0)
+            drawing.text(x + turn / 2, line + 19, f"row {row} {what}", size=11.5, anchor="middle")
+    side = begin + 2 * (turn + 4) + 14
+    drawing.text(side, y + 31, f"{rows // groups} turns, one after the other,", size=12, color=MUTED)
+    drawing.text(side, y + 49, "whatever the memory could do", size=12, color=MUTED)
+    below = paragraph(
+        drawing, y + 12 + groups * 38 + 24,
+        "With R rows and G groups a lock has R / G turns. More groups make the queue shorter, and leave more partial "
+        "rows for the second kernel to add up.",
+    )
+    drawing.height = below + 6
+    return drawing
+
+
 TEAM_COLORS = {0: "orange", 1: "green"}  # those that are followed
 
 
@@ -1082,6 +1141,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "05_welford/charts/packed_rows.svg": packed_rows,
     "06_fused_residual/charts/trips.svg": fused_trips,
     "07_backward/charts/axes.svg": backward_axes,
+    "07_backward/charts/groups.svg": backward_groups,
     "07_backward/charts/row_starts.svg": row_starts,
     "07_backward/charts/clusters_start.svg": clusters_start,
     "07_backward/charts/grid_mail.svg": grid_mail,

@@ -43,6 +43,10 @@ def edit(source: Path, target: Path) -> None:
         )
     target.mkdir(parents=True, exist_ok=True)
     (target / "kernels.cuh").write_text(text.replace(BARRIER, ""), encoding="utf-8")
+    # The article's kernels, which the variants include, take what they need from the header without the barrier.
+    article = (source / "article.cuh").read_text(encoding="utf-8")
+    own = f'#include "{source.name}/kernels.cuh"'
+    (target / "article.cuh").write_text(article.replace(own, '#include "kernels.cuh"'), encoding="utf-8")
     for name in ("main.cu", "variants.cu"):
         shutil.copyfile(source / name, target / name)
 

@@ -656,6 +656,42 @@ def models(place: Place) -> Table:
     return Table(markdown_table(head, lines, 2) + caption([what, *source_note(place, [results])], stale), stale)
 
 
+# What the tutorial's tables are compared with: the ends of the figures' names in docs/data/tutorial_tables_<gpu>.json.
+OF_TUTORIAL = {
+    "forward": {"torch": "PyTorch", "triton": "its scheme", "held": "`held`", "layer_norm": "`layer_norm`"},
+    "backward": {
+        "torch": "PyTorch", "triton": "its scheme", "grouped": "`grouped`", "grouped_fp32": "`grouped_fp32`",
+        "staying": "`staying`", "persistent": "`persistent`",
+    },
+}
+
+
+def tutorial(place: Place) -> Table:
+    """GB/s over the columns: the Triton tutorial's own figures, and what was measured here at its widths."""
+    direction = place.option("direction", "forward")
+    if direction not in OF_TUTORIAL:
+        raise ReportError(f"direction is '{direction}'; there are: {', '.join(OF_TUTORIAL)}")
+    own, name = place.repository.data("article_triton")["figures"], f"tutorial_tables_{place.gpu}"
+    document = place.repository.data(name)
+    here, source = document["figures"], document["source"]
+    widths = sorted(int(key.split("_")[1]) for key in own if key.startswith(f"{direction}_") and key.count("_") == 1)
+    lines = []
+    for cols in widths:
+        of_width = [own[f"{direction}_{cols}"], own[f"{direction}_{cols}_torch"]]
+        of_width += [here.get(f"{direction}_{cols}_{key}") for key in OF_TUTORIAL[direction]]
+        lines.append([f"{cols}", *[significant(figure["value"]) if figure else MISSING for figure in of_width]])
+    head = ["GB/s at cols", "the tutorial", "its PyTorch", *OF_TUTORIAL[direction].values()]
+    slower = sum(here[f"{direction}_{c}_triton"]["value"] < here[f"{direction}_{c}_torch"]["value"] for c in widths)
+    notes = [
+        f"LayerNorm {direction}, fp16, 4096 rows. The first two columns are the tutorial's figures, from its own GPU",
+        f"Here its scheme is slower than PyTorch at {slower} of {len(widths)} widths",
+        f"{source['gpu']}, {source['date']}, PyTorch {source['software']['torch']}, Triton "
+        f"{source['software']['triton']}, commit `{source['commit'][:10]}`: "
+        f"{place.link(place.repository.root / f'docs/data/{name}.json')}",
+    ]
+    return Table(markdown_table(head, lines, 1) + caption(notes, False), False)
+
+
 ENTRY_OPTIONS = {"stage", "gpu", "operation", "dtype", "shape", "rows", "cols", "variant"}
 TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "ladder": (ladder, ENTRY_OPTIONS | {"timing", "mib", "previous", "peers"}),
@@ -669,5 +705,6 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
+    "tutorial": (tutorial, {"gpu", "direction"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import compare  # noqa: E402
 from cells import Cell  # noqa: E402
 from programs import Failed, programs_in, shown, write_json  # noqa: E402
-from results import ROOT, ReportError  # noqa: E402
+from results import ROOT, ReportError, Repository  # noqa: E402
 
 ROWS, COLS = 4096, tuple(range(1024, 15873, 512))
 PEERS = {"torch": "PyTorch's eager kernel", "triton tutorial": "the tutorial's scheme, triton_tutorial.py"}
@@ -66,14 +67,15 @@ def of_programs(direction: str, folder: Path) -> Iterator[tuple[Figure, dict[str
         code, printed, document = program.run(flags)
         if code != 0 or not document:
             raise Failed(f"{stage}, {kernel}: a check failed, or a timing could not be taken.\n{printed[-3000:]}")
-        for entry in document["benchmarks"]:
-            _, variant, operation, dtype, shape, mode = entry["name"].split("/")
-            if (variant, operation, dtype, mode) != (kernel, f"layernorm_{direction}", "fp16", "cold"):
-                continue
-            cols = int(shape.partition("x")[2])
-            size = Cell(operation, dtype, ROWS, cols).bytes
-            meaning = f"`{kernel}` of stage {stage[:2]}, {direction}, {cols} columns"
-            yield (f"{direction}_{cols}_{kernel}", size / entry["median_seconds"] / 1e9, meaning), document["context"]
+        with tempfile.TemporaryDirectory() as kept:
+            path = Path(kept) / f"{stage}.json"
+            write_json(path, document)
+            timings = Repository().results_in(path).all_timings
+        for t in timings:
+            if (t.variant, t.mode) == (kernel, "cold"):
+                size = Cell(t.operation, t.dtype, t.rows, t.cols).bytes
+                meaning = f"`{kernel}` of stage {stage[:2]}, {direction}, {t.cols} columns"
+                yield (f"{direction}_{t.cols}_{kernel}", size / t.seconds / 1e9, meaning), document["context"]
         print(f"    {stage}, {kernel}", flush=True)
 
 
@@ -84,8 +86,9 @@ def measure(folder: Path) -> tuple[dict[str, Any], str]:
     context: dict[str, Any] = {}
     for direction in OURS:
         figures += of_peers(direction, gpu)
-        for figure, context in of_programs(direction, folder):  # noqa: B007: of the same build
+        for figure, of_run in of_programs(direction, folder):
             figures.append(figure)
+            context = of_run
     software = compare.context_of(list(PEERS), folder / OURS["forward"][0])
     source = {
         "title": "The widths of the Triton tutorial: PyTorch, the tutorial's scheme and this project's kernels",
