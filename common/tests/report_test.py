@@ -805,6 +805,24 @@ class Tables(Playground):
         self.assertIn("| 14.3x |", lines[3])
         self.assertIn("No results yet at this shape: 03_later", lines[-1])
 
+    def test_tutorial(self) -> None:
+        def data(name: str, source: dict, **rates: float) -> None:
+            figures = {key: {"value": rate, "unit": "GB/s", "meaning": key} for key, rate in rates.items()}
+            path = self.root / f"docs/data/{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"source": source, "figures": figures}), encoding="utf-8")
+
+        data("article_triton", {}, backward_1024=300, backward_1024_torch=350, backward_2048=400,
+             backward_2048_torch=390)
+        software = {"torch": "2", "triton": "3"}
+        source = {"gpu": "A GPU", "date": "2026-11-24", "software": software, "commit": "0123456789ab"}
+        data("tutorial_tables_h200", source, backward_1024_torch=800, backward_1024_triton=440,
+             backward_2048_torch=1100, backward_2048_triton=1200, backward_2048_staying=1840)
+        lines = self.table("tutorial direction=backward")
+        self.assertEqual(lines[2], "| 1024 | 300 | 350 | 800 | 440 | – | – | – | – |")
+        self.assertEqual(lines[3], "| 2048 | 400 | 390 | 1100 | 1200 | – | – | 1840 | – |")
+        self.assertIn("slower than PyTorch at 1 of 2 widths", lines[-1])
+
     def test_refusals(self) -> None:
         for arguments, words in {
             "": "there is no table ''",
@@ -819,6 +837,7 @@ class Tables(Playground):
             "ladder stage=01_naive mib=512": "nothing has tensors of 512 MiB",
             "numerics stage=01_naive": "has no checks",
             "sweep stage=01_naive value=price": "value is 'price'",
+            "tutorial direction=sideways": "direction is 'sideways'; there are: forward, backward",
         }.items():
             with self.subTest(arguments):
                 self.assertIn(words, self.refused(f"<!-- sync:table {arguments} -->"))
