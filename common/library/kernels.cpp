@@ -45,6 +45,8 @@ Kernels::Kernels() {
   for (const Stage program : stages) programs_.push_back(program());
   for (const Program& program : programs_) {
     for (const Variant& variant : program.variants()) {
+      // The articles' kernels are there to show what they get wrong, or what they leave out. They are no use to others.
+      if (variant.name().starts_with("article_") || variant.name().starts_with("bare_")) continue;
       for (const Variant::Implementation& each : variant.implementations()) {
         const auto last = std::find_if(std::begin(finals), std::end(finals),
                                        [&](const Final& of) { return of.operation == each.operation; });

@@ -90,6 +90,13 @@ REASONS = [
         "floats at a time (STS.128), with fewer threads in each pass and fewer conflicts; the CPU's compiler stores "
         "float by float",
     ),
+    Reason(
+        "g",
+        r"batchnorm_block_per_channel",
+        r"shared_store_wavefronts",
+        "As b, and more of it: the kernel's loads are uncoalesced, so that eight times as many sectors arrive from L2",
+        most=0.25, more=True,
+    ),
 ]
 
 

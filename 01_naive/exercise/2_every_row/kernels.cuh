@@ -6,7 +6,7 @@
 
 namespace worklog::naive {
 
-__global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
+static __global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   // [task: guard] A thread whose row is not there has to do nothing.
 

@@ -6,7 +6,7 @@
 
 namespace worklog::naive {
 
-__global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
+static __global__ void layernorm_thread_per_row(LayerNormForward<float> p) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= p.rows) return;
   const float* x = p.x + row * p.x_stride;

@@ -61,11 +61,11 @@ __global__ void layernorm_two_pass(LayerNormForward<float> p) {
 
 // A block for each row, up to the largest grid; blocks then go on to further rows.
 inline void launch_block_per_row(void (*kernel)(LayerNormForward<float>), const LayerNormForward<float>& p,
-                                 cudaStream_t stream) {
+                                 cudaStream_t stream, unsigned threads = threads_per_block) {
   if (p.rows == 0) return;
   const int64_t largest_grid = 0x7fffffff;
   const auto blocks = static_cast<unsigned>(p.rows < largest_grid ? p.rows : largest_grid);
-  launch(kernel, {.grid = blocks, .block = threads_per_block, .stream = stream}, p);
+  launch(kernel, {.grid = blocks, .block = threads, .stream = stream}, p);
 }
 
 inline void two_pass(const LayerNormForward<float>& p, cudaStream_t stream) {

@@ -37,7 +37,7 @@ __device__ inline void normalize_row(const LayerNormForward<float>& p, int64_t r
   }
 }
 
-__global__ void layernorm_one_pass(LayerNormForward<float> p) {
+static __global__ void layernorm_one_pass(LayerNormForward<float> p) {
   __shared__ float scratch[threads_per_block];
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float* x = p.x + row * p.x_stride;
@@ -59,11 +59,11 @@ __global__ void layernorm_one_pass(LayerNormForward<float> p) {
 
 // A block for each row, up to the largest grid; blocks then go on to further rows.
 inline void launch_block_per_row(void (*kernel)(LayerNormForward<float>), const LayerNormForward<float>& p,
-                                 cudaStream_t stream) {
+                                 cudaStream_t stream, unsigned threads = threads_per_block) {
   if (p.rows == 0) return;
   const int64_t largest_grid = 0x7fffffff;
   const auto blocks = static_cast<unsigned>(p.rows < largest_grid ? p.rows : largest_grid);
-  launch(kernel, {.grid = blocks, .block = threads_per_block, .stream = stream}, p);
+  launch(kernel, {.grid = blocks, .block = threads, .stream = stream}, p);
 }
 
 inline void one_pass(const LayerNormForward<float>& p, cudaStream_t stream) {
