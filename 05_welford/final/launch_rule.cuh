@@ -51,8 +51,10 @@ template <Fit fit, bool given, Amount amount, int vectors, int threads, int resi
 bool launch_cluster(const Steps& steps, const char* rule, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
-  if (blocks > portable_cluster || (blocks > 1 && device_attribute(cudaDevAttrClusterLaunch) == 0)) return false;
-  launch(normalize_cluster_per_row<Steps, fit, given, amount, vectors, threads, resident>,
+  const auto kernel = normalize_cluster_per_row<Steps, fit, given, amount, vectors, threads, resident>;
+  if (blocks > portable_cluster) return false;
+  if (blocks > 1 && !has_clusters(reinterpret_cast<const void*>(kernel))) return false;
+  launch(kernel,
          {.grid = static_cast<unsigned>(steps.p.rows * blocks),
           .block = threads_for((length + blocks - 1) / blocks, vectors),
           .cluster = static_cast<unsigned>(blocks),

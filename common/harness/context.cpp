@@ -1,6 +1,7 @@
 #include "common/harness/context.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <optional>
 
@@ -8,7 +9,7 @@
 
 namespace worklog {
 
-ContextEntries context_of(const Program& program, const Device& device) {
+ContextEntries context_of(const Program& program, const Device& device, const std::vector<std::string>& denied) {
   const Provenance origin = provenance();
   const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
   ContextEntries entries = {
@@ -30,6 +31,7 @@ ContextEntries context_of(const Program& program, const Device& device) {
       {"dirty", origin.dirty ? "true" : "false"},
       {"source_hash", origin.source_hash},
   };
+  if (!denied.empty()) entries.emplace_back("denied", fmt::format("{}", fmt::join(denied, ",")));
   if (const std::optional<std::string> driver = ask_nvidia_smi("driver_version"))
     entries.emplace_back("driver", *driver);
   return entries;

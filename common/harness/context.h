@@ -13,7 +13,7 @@ namespace worklog {
 // Keys and values of a context, all values as strings, as Google Benchmark writes its own.
 using ContextEntries = std::vector<std::pair<std::string, std::string>>;
 
-// What is known of a run before it begins.
-ContextEntries context_of(const Program& program, const Device& device);
+// What is known of a run before it begins. `denied`: what --deny took from the choice of kernels.
+ContextEntries context_of(const Program& program, const Device& device, const std::vector<std::string>& denied = {});
 
 }  // namespace worklog

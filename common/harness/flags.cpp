@@ -91,6 +91,36 @@ std::vector<Thing> in_variants(const std::vector<const Variant*>& variants, cons
   return things;
 }
 
+// What the choice of kernels is to do without: words, and numbers after an equals sign.
+Denied denied_by(const std::vector<std::string>& words) {
+  Denied deny;
+  const auto limit = [](std::string_view word, std::string_view name, int64_t most) -> std::optional<int> {
+    if (!word.starts_with(name) || !word.substr(name.size()).starts_with("=")) return std::nullopt;
+    const std::optional<int64_t> value = whole_number(word.substr(name.size() + 1));
+    if (!value || *value < 1 || *value > most) return std::nullopt;
+    return static_cast<int>(*value);
+  };
+  for (const std::string& word : words) {
+    if (word == "clusters") {
+      deny.clusters = true;
+    } else if (word == "dependent_launch") {
+      deny.dependent_launch = true;
+    } else if (word == "cooperative_launch") {
+      deny.cooperative_launch = true;
+    } else if (const std::optional<int> kibibytes = limit(word, "shared", 1024); kibibytes && *kibibytes >= 48) {
+      deny.shared_bytes = *kibibytes * 1024;
+    } else if (const std::optional<int> count = limit(word, "multiprocessors", 1024)) {
+      deny.multiprocessors = *count;
+    } else {
+      throw RequestError(fmt::format(
+          "--deny takes one or more of: clusters, dependent_launch, cooperative_launch, shared=KIB (from 48 "
+          "to 1024), multiprocessors=N (from 1 to 1024); it was given '{}'",
+          word));
+    }
+  }
+  return deny;
+}
+
 // A name must be an optional tensor of some operation; one that needs the tensor is still given it.
 void check_without(const Request& request) {
   for (const std::string& name : request.without) {
@@ -155,7 +185,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   read_benchmark_flags(request);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
-  std::string rows = "1024", cols = "1024", shapes, plan, dtype = "all", param_dtype, input = "arange,normal",
+  std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, input = "arange,normal",
               variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
               modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
               momentum = "0.1", seed = "1", max_seconds = "0.5";
@@ -215,6 +245,11 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--launches", request.launches,
                       "tell what each case named in this file would launch (variant/operation/type/shape), and exit"),
        run);
+  what(app.add_option(
+           "--deny", deny,
+           "choose kernels as on a device without: clusters, dependent_launch, cooperative_launch, shared=KIB "
+           "(more for a block), multiprocessors=N (more)"),
+       run);
   what(app.add_option("--plan", plan, "tell which kernels these shapes get, and why, and exit: 65536x4096"), run)
       ->excludes(rows_flag)
       ->excludes(cols_flag)
@@ -266,6 +301,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
     request.param_dtype = found.front();
   }
   request.inputs = named("--input", input, all_inputs(), [](Input i) { return name_of(i); });
+  if (!deny.empty()) request.deny_words = split(deny, ',');
+  request.deny = denied_by(request.deny_words);
   request.modes_by_name = !time_flag->empty();
   if (on_cpu_layer() && request.modes_by_name) {
     throw RequestError("--time needs a GPU: this is the CPU layer, and a time taken here says nothing about one");

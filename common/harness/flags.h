@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/device/capabilities.cuh"
 #include "common/harness/problem.h"
 #include "common/harness/program.h"
 #include "common/harness/timing.h"
@@ -43,6 +44,8 @@ struct Request {
   float momentum = 0.1f;
   bool round_before_gamma = false;
   uint64_t seed = 1;
+  Denied deny;                          // what the choice of kernels is to do without
+  std::vector<std::string> deny_words;  // the same, as it was asked for
 
   bool check_only = false;
   bool list = false;

@@ -105,6 +105,7 @@ int run_request(const Program& program, int argc, char** argv) {
     print_list(program);
     return 0;
   }
+  denied = request.deny;
   if (!request.launches.empty()) {
     current_device();  // throws where there is none
     return tell_launches(program, request.launches);
@@ -131,7 +132,8 @@ int run_request(const Program& program, int argc, char** argv) {
   if (request.count) return count_all(program, request, cases, json_file);
 #endif
   const Device device = current_device();
-  for (const auto& [key, value] : context_of(program, device)) benchmark::AddCustomContext(key, value);
+  for (const auto& [key, value] : context_of(program, device, request.deny_words))
+    benchmark::AddCustomContext(key, value);
   Session session(program, request, device, std::move(cases), std::move(json_file));
   print_header(program, device, request.talk());
   const bool is_timed = !on_cpu_layer() && !request.check_only;

@@ -150,7 +150,7 @@ void Session::time_all() {
 // --- The end -------------------------------------------------------------------------------------------------------
 
 ContextEntries Session::context() const {
-  ContextEntries entries = context_of(program_, device_);
+  ContextEntries entries = context_of(program_, device_, request_.deny_words);
   if (clocks_before_) {
     entries.emplace_back("clocks_before", *clocks_before_);
     entries.emplace_back("clocks_after", ask_nvidia_smi(state_of_gpu).value_or("unknown"));

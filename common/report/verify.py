@@ -52,6 +52,17 @@ assert torch.cuda.is_available(), "PyTorch sees no GPU"
 assert normworklog.backend() == "cuda", "the library is a CPU build"
 """
 # How a suite prints a count: GoogleTest's, and pytest's.
+# Stages that choose among kernels by what the device has, and what verify takes away from it.
+WITH_TABLES = ("05_welford", "06_fused_residual", "07_backward", "08_batchnorm")
+DENIED = {
+    "clusters": "clusters",
+    "a Turing's": "clusters,dependent_launch,shared=64,multiprocessors=40",
+    "an Ada's": "clusters,dependent_launch,shared=99,multiprocessors=58",
+    "shared memory over 48 KiB": "shared=48",
+    "multiprocessors": "multiprocessors=8",
+    "cooperative launch": "clusters,cooperative_launch",
+    "dependent launch": "dependent_launch",
+}
 OF_GOOGLETEST, OF_PYTEST = r"\[ *{} *\] (\d+) test", r"(\d+) {}.* in [\d.]+s"
 
 
@@ -87,6 +98,8 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
             ("--shapes", "1000x4095,1000x16384,600x32768,600x50257,600x65536", *of_parameters, "--input", "normal"),
         )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
+    if program.stage in WITH_TABLES:
+        yield from sweeps_of_other_devices(program)
     # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's
     # best.
     dtype = program.dtypes[-1]
@@ -94,6 +107,17 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
     one = ("--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal")
     yield Sweep(PAST_32_BITS, "1048592 rows of 4097 elements: 4.3 billion", ("--shapes", "1048592x4097", *one))
+
+
+def sweeps_of_other_devices(program: Program) -> Iterator[Sweep]:
+    """The kernels that other devices get, on this one: --deny takes away what they do not have."""
+    cols = "1,64,1000,8192" if program.is_batchnorm else "33,1000,1024,4097,12289,16384,50257,65536,131072"
+    rows = "2,132,1000" if program.is_batchnorm else "1,3,132,1000"
+    for what, denied in DENIED.items():
+        if program.is_batchnorm and denied == "shared=48":
+            continue  # it needs 64 KiB, which a block can have on every device since Turing
+        yield Sweep(f"denied: {what}", f"kernels chosen without: {denied}",
+                    ("--rows", rows, "--cols", cols, "--input", "normal", "--deny", denied))
 
 
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:

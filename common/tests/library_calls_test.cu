@@ -19,6 +19,10 @@ namespace {
 int launches = 0;
 int device_allocations = 0;
 int questions = 0;  // to CUDA, of the device and of kernels
+int current_device = 0;
+int architecture = 90;  // that the kernels were compiled for
+int clustered = 0;      // launches in clusters
+int overlapped = 0;     // launches that may start before the kernel before them has ended
 thread_local int64_t host_allocations = 0;
 
 alignas(256) char device_memory[64];
@@ -36,6 +40,7 @@ int answer_of_h200(cudaDeviceAttr attribute) {
     case cudaDevAttrL2CacheSize:
       return 60 * 1024 * 1024;
     case cudaDevAttrClusterLaunch:
+    case cudaDevAttrCooperativeLaunch:
       return 1;
     default:
       ADD_FAILURE() << "another attribute is asked for: " << attribute;
@@ -67,13 +72,19 @@ cudaError_t of_get_device(int*) asm("__wrap__Z13cudaGetDevicePi");
 cudaError_t of_get_attribute(int*, cudaDeviceAttr, int) asm("__wrap__Z22cudaDeviceGetAttributePi14cudaDeviceAttri");
 cudaError_t of_set_attribute(const void*, cudaFuncAttribute,
                              int) asm("__wrap__Z20cudaFuncSetAttributePKv17cudaFuncAttributei");
+cudaError_t of_get_attributes(cudaFuncAttributes*,
+                              const void*) asm("__wrap__Z21cudaFuncGetAttributesP18cudaFuncAttributesPKv");
 cudaError_t of_blocks(int*, const void*, int,
                       size_t) asm("__wrap__Z45cudaOccupancyMaxActiveBlocksPerMultiprocessorPiPKvim");
 cudaError_t of_clusters(int*, const void*, const cudaLaunchConfig_t*) asm(
     "__wrap__Z30cudaOccupancyMaxActiveClustersPiPKvPK18cudaLaunchConfig_t");
 
-cudaError_t of_launch(const cudaLaunchConfig_t&, simt::detail::Call) {
+cudaError_t of_launch(const cudaLaunchConfig_t& config, simt::detail::Call) {
   ++launches;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) ++clustered;
+    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) ++overlapped;
+  }
   return cudaSuccess;
 }
 cudaError_t of_malloc(void** pointer, size_t) {
@@ -86,7 +97,13 @@ cudaError_t of_free_async(void*, cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t of_get_device(int* device) {
-  return answer(device, 0);
+  return answer(device, current_device);
+}
+cudaError_t of_get_attributes(cudaFuncAttributes* attributes, const void*) {
+  ++questions;
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = architecture;
+  return cudaSuccess;
 }
 cudaError_t of_get_attribute(int* value, cudaDeviceAttr attribute, int) {
   return answer(value, answer_of_h200(attribute));
@@ -203,6 +220,43 @@ TEST(LibraryCalls, AllocateNothingWhereAWorkspaceIsGiven) {
     EXPECT_EQ(device_allocations, 0);
     EXPECT_EQ(allocations, 0);
   });
+}
+
+// A build for compute_80 that the driver compiles for a device of 9.0: its kernels know neither of clusters nor of the
+// kernel before them. What is loaded is asked once for a device, hence a device of its own.
+TEST(LibraryCalls, GoByTheLoadedCodeAndNotByTheDevice) {
+  struct Seen {
+    int launches, clustered, overlapped;
+  };
+  const auto seen_on = [](int device, int compiled_for) {
+    launches = clustered = overlapped = 0;
+    current_device = device;
+    architecture = compiled_for;
+    for_each_operation([](const char* name, auto args, auto function) {
+      SCOPED_TRACE(name);
+      if constexpr (requires { args.rows; }) {
+        for (const int64_t width : {int64_t{4096}, int64_t{65536}}) {
+          args.cols = args.x_stride = width;
+          if constexpr (requires { args.y_stride; }) args.y_stride = width;
+          if constexpr (requires { args.h_stride; }) args.residual_stride = args.h_stride = width;
+          if constexpr (requires { args.dy_stride; }) args.dy_stride = args.dx_stride = width;
+          EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+        }
+      } else {
+        EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+      }
+    });
+    current_device = 0;
+    architecture = 90;
+    return Seen{launches, clustered, overlapped};
+  };
+  const Seen with = seen_on(1, 90);
+  EXPECT_GE(with.clustered, 4);
+  EXPECT_GE(with.overlapped, 4);
+  const Seen without = seen_on(2, 80);
+  EXPECT_GE(without.launches, 9);
+  EXPECT_EQ(without.clustered, 0);
+  EXPECT_EQ(without.overlapped, 0);
 }
 
 TEST(LibraryCalls, AllocateOnceWhereNoWorkspaceIsGiven) {

@@ -76,6 +76,10 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
   const std::vector<BadRequest> requests = {
       {"--cols 0", {"--cols", "from 1 to 1048576", "'0'"}},
       {"--rows -3", {"--rows", "from 0 to", "'-3'"}},
+      {"--deny cluster", {"--deny", "clusters", "shared=KIB", "'cluster'"}},
+      {"--deny clusters,shared=16", {"--deny", "from 48", "'shared=16'"}},
+      {"--deny multiprocessors=0", {"--deny", "from 1", "'multiprocessors=0'"}},
+      {"--deny shared", {"--deny", "shared=KIB", "'shared'"}},
       {"--rows 1,x", {"--rows", "'x'"}},
       {"--rows 1,,2", {"--rows"}},
       {"--rows 1.5", {"--rows", "whole numbers", "'1.5'"}},

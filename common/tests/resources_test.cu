@@ -68,5 +68,53 @@ TEST(Resources, ALaunchThatNeedsLessDoesNotLowerTheLimit) {
   EXPECT_FALSE(block_can_have(most + 1));
 }
 
+// What is denied is no longer chosen, and is refused where it is launched all the same.
+class Denial : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      current_device();
+    } catch (const NoDevice& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  void TearDown() override { denied = {}; }
+};
+
+__global__ void alone() {}
+
+TEST_F(Denial, OfClusters) {
+  denied.clusters = true;
+  const auto kernel = reinterpret_cast<const void*>(alone);
+  EXPECT_FALSE(has_clusters(kernel));
+  EXPECT_EQ(clusters_at_once(kernel, 2, 32, 0), 0);
+  EXPECT_THROW(launch(alone, {.grid = 2, .block = 32, .cluster = 2}), CudaError);
+  EXPECT_NO_THROW(launch(alone, {.grid = 2, .block = 32}));
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST_F(Denial, OfSharedMemory) {
+  denied.shared_bytes = 64 * 1024;
+  EXPECT_TRUE(block_can_have(62 * 1024));
+  EXPECT_FALSE(block_can_have(62 * 1024 + 1));
+  const auto kernel = reinterpret_cast<const void*>(alone);
+  EXPECT_NO_THROW(allow_shared_bytes(kernel, 62 * 1024));
+  EXPECT_THROW(allow_shared_bytes(kernel, 62 * 1024 + 1), CudaError);
+}
+
+TEST_F(Denial, OfMultiprocessorsAndTheRest) {
+  const auto kernel = reinterpret_cast<const void*>(alone);
+  const int64_t blocks = blocks_at_once(alone, 32, 0);
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int clusters = clusters_at_once(kernel, 2, 32, 0);
+  denied.multiprocessors = 1;
+  EXPECT_EQ(device_attribute(cudaDevAttrMultiProcessorCount), 1);
+  EXPECT_EQ(blocks_at_once(alone, 32, 0), blocks / multiprocessors);
+  EXPECT_EQ(clusters_at_once(kernel, 2, 32, 0), clusters / multiprocessors);
+  denied.cooperative_launch = denied.dependent_launch = true;
+  EXPECT_EQ(device_attribute(cudaDevAttrCooperativeLaunch), 0);
+  EXPECT_FALSE(has_dependent_launch(kernel));
+}
+
 }  // namespace
 }  // namespace worklog
