@@ -236,6 +236,8 @@ TEST(LibraryCalls, GoByTheLoadedCodeAndNotByTheDevice) {
       SCOPED_TRACE(name);
       if constexpr (requires { args.rows; }) {
         for (const int64_t width : {int64_t{4096}, int64_t{65536}}) {
+          // Backward, such rows go to the whole grid without clusters, which clears memory first: there is none here.
+          if (width > 4096 && requires { args.dy; }) continue;
           args.cols = args.x_stride = width;
           if constexpr (requires { args.y_stride; }) args.y_stride = width;
           if constexpr (requires { args.h_stride; }) args.residual_stride = args.h_stride = width;

@@ -1,0 +1,178 @@
+"""Where the tensors of a random call lie: in the memory of the CPU layer, by numpy, or in a GPU's, by PyTorch. Both
+have the same few functions, and arrays of doubles that are computed with in the same words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Array = Any  # of numpy or of PyTorch
+
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+LARGEST = {"fp32": float.fromhex("0x1.fffffep127"), "fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
+ALIGNED = 256  # bytes
+
+
+class OnCpuLayer:
+    """numpy's memory: that of the CPU layer is the process's own."""
+
+    threads = 1
+
+    def __init__(self) -> None:
+        import ml_dtypes
+        import numpy
+
+        self.xp = numpy
+        self.types = {"fp32": numpy.float32, "fp16": numpy.float16, "bf16": ml_dtypes.bfloat16}
+
+    def bytes(self, count: int, seed: int) -> Array:
+        """So many random bytes, from a multiple of 256 on."""
+        raw = self.xp.random.default_rng(seed).integers(0, 256, count + ALIGNED, dtype=self.xp.uint8)
+        skip = -raw.ctypes.data % ALIGNED
+        return raw[skip:skip + count]
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+    def typed(self, array: Array, dtype: str) -> Array:
+        return array.view(self.types[dtype])
+
+    def strided(self, array: Array, rows: int, cols: int, stride: int) -> Array:
+        steps = (stride * array.itemsize, array.itemsize)
+        return self.xp.lib.stride_tricks.as_strided(array, (rows, cols), steps)
+
+    def normal(self, shape: Sequence[int], seed: int) -> Array:
+        return self.xp.random.default_rng(seed).standard_normal(tuple(shape))
+
+    def counted(self, count: int) -> Array:
+        return self.xp.arange(count, dtype=self.xp.float64)
+
+    def double(self, array: Array) -> Array:
+        return array.astype(self.xp.float64)
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        with self.xp.errstate(over="ignore"):
+            return array.astype(self.types[dtype])
+
+    def copy(self, array: Array) -> Array:
+        return array.copy()
+
+    def same_bytes(self, one: Array, other: Array) -> bool:
+        return bool((one == other).all())
+
+    def run(self, call: Callable[[int], None], graph: bool) -> None:
+        del graph
+        call(0)
+
+    def quiet(self) -> Any:
+        return self.xp.errstate(all="ignore")
+
+
+class OnGpu:
+    """PyTorch's memory on the current GPU. Each thread that runs calls has a stream of its own."""
+
+    threads = 8
+
+    def __init__(self) -> None:
+        import threading
+
+        import torch
+
+        self.xp = torch
+        self.types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        self.streams = threading.local()
+
+    def _generator(self, seed: int) -> Any:
+        return self.xp.Generator("cuda").manual_seed(seed)
+
+    def bytes(self, count: int, seed: int) -> Array:
+        return self.xp.randint(0, 256, (count,), dtype=self.xp.uint8, device="cuda", generator=self._generator(seed))
+
+    def address(self, array: Array) -> int:
+        return int(array.data_ptr())
+
+    def typed(self, array: Array, dtype: str) -> Array:
+        return array.view(self.types[dtype])
+
+    def strided(self, array: Array, rows: int, cols: int, stride: int) -> Array:
+        return array.as_strided((rows, cols), (stride, 1))
+
+    def normal(self, shape: Sequence[int], seed: int) -> Array:
+        return self.xp.randn(tuple(shape), dtype=self.xp.float64, device="cuda", generator=self._generator(seed))
+
+    def counted(self, count: int) -> Array:
+        return self.xp.arange(count, dtype=self.xp.float64, device="cuda")
+
+    def double(self, array: Array) -> Array:
+        return array.double()
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        return array.to(self.types[dtype])
+
+    def copy(self, array: Array) -> Array:
+        return array.clone()
+
+    def same_bytes(self, one: Array, other: Array) -> bool:
+        return bool(self.xp.equal(one, other))
+
+    def run(self, call: Callable[[int], None], graph: bool) -> None:
+        """In the current stream; `graph`: captured into a graph, and that replayed."""
+        stream = self.xp.cuda.current_stream()
+        if not graph:
+            call(stream.cuda_stream)
+        else:
+            captured = self.xp.cuda.CUDAGraph()
+            captured.capture_begin(capture_error_mode="thread_local")
+            try:
+                call(stream.cuda_stream)
+            finally:
+                captured.capture_end()
+            captured.replay()
+        stream.synchronize()
+
+    def quiet(self) -> Any:
+        """The calling thread's stream, for all that PyTorch does."""
+        if not hasattr(self.streams, "own"):
+            self.streams.own = self.xp.cuda.Stream()
+        return self.xp.cuda.stream(self.streams.own)
+
+
+class Buffer:
+    """A tensor of random bytes with a guard zone at both ends, in which the elements of `rows` rows lie `stride` apart,
+    `offset` elements past a multiple of 256 bytes. All that is not an element must stay as it was."""
+
+    GUARD = 512  # bytes
+
+    def __init__(self, memory: Any, dtype: str, rows: int, cols: int, stride: int, offset: int, seed: int) -> None:
+        self.memory, self.dtype, self.stride = memory, dtype, stride
+        size = BYTES[dtype]
+        inner = (max(0, rows - 1) * stride + (cols if rows else 0)) * size
+        begin = self.GUARD + offset * size
+        self.all = memory.bytes((begin + inner + self.GUARD + 15) // 16 * 16, seed)
+        self.address = memory.address(self.all) + begin
+        elements = memory.typed(self.all[begin:begin + inner], dtype) if inner else memory.typed(self.all[:0], dtype)
+        self.rows = memory.strided(elements, rows, cols, stride) if inner else elements.reshape(rows, cols)
+        self.shape, self.begin, self.inner = (rows, cols), begin, inner
+        self.before = memory.copy(self.all)
+
+    def fill(self, values: Array) -> None:
+        if self.inner:
+            self.rows[:] = self.memory.cast(values, self.dtype)
+        self.before = self.memory.copy(self.all)
+
+    def values(self) -> Array:
+        return self.memory.double(self.rows)
+
+    def was_left_alone(self, is_written: bool) -> bool:
+        """Whether nothing was written but elements, and these only where they may be."""
+        now = self.memory.copy(self.all)
+        if is_written and self.inner:
+            elements = self.memory.typed(now[self.begin:self.begin + self.inner], self.dtype)
+            old = self.memory.typed(self.before[self.begin:self.begin + self.inner], self.dtype)
+            rows, cols = self.shape
+            # as integers of the same size: a NaN is copied as it is
+            self.memory.strided(elements, rows, cols, self.stride)[:] = self.memory.strided(
+                old, rows, cols, self.stride)
+        return bool(self.memory.same_bytes(now, self.before))
