@@ -96,8 +96,8 @@ def of_pytorch(operation: str, tensors: dict[str, Any], eps: float) -> dict[str,
     from torch.nn import functional
 
     x, gamma, beta, dy = (tensors.get(name) for name in ("x", "gamma", "beta", "dy"))
-    if operation.endswith("backward") and gamma is not None:
-        beta = torch.zeros_like(gamma)  # without it PyTorch's own dgamma may be empty
+    if operation.endswith("backward") and gamma is not None and "rmsnorm" not in operation:
+        beta = torch.zeros_like(gamma)  # for its gradient
     if operation.startswith("batchnorm"):
         inputs = [t.detach().requires_grad_() if t is not None else None for t in (x.T.contiguous(), gamma, beta)]
         with torch.enable_grad():
