@@ -24,8 +24,8 @@ from fuzz_memory import BYTES, Array, OnCpuLayer, OnGpu
 from results import ROOT
 
 COMMITTED = ROOT / "common/tests/fixtures/pytorch_errors.json"
-# What is summed over a batch, and so all of BatchNorm, falls short of the claim: its sums are those of few values by many
-# threads, and what would make them more exact takes time that small problems show (docs/verified.md).
+# What is summed over a batch, and so all of BatchNorm, falls short of the claim: its sums are those of few values by
+# many threads, and what would make them more exact takes time that small problems show (docs/verified.md).
 OF_A_BATCH, TIMES_PYTORCH_OF_A_BATCH = 24.0, 3.0  # in place of 4 and 1.5
 INPUTS = ("normal", "equal", "bytes", "outlier", "one sign", "heavy", "large mean")
 # (rows, columns); "apart": x lies otherwise than y, so that no vector is of both.
@@ -104,7 +104,7 @@ def most_for(case: fuzz.Case, name: str, theirs: dict[str, float]) -> float:
     their_error = theirs.get(name, theirs.get("y", 0.0))
     if case.operation in fuzz.BATCHNORM or name in ("dgamma", "dbeta"):
         return max(OF_A_BATCH, TIMES_PYTORCH_OF_A_BATCH * their_error)
-    # The mean of 16-bit elements is found as one float: what that rounds is 1/2000 of what x itself has been rounded by.
+    # The mean of 16-bit elements is found as one float: what that rounds is 1/2000 of what x has been rounded by.
     least = fuzz.MOST["fp32"] * (4 if BYTES[case.dtype] == 2 else 1)
     return max(least, fuzz.TIMES_PYTORCH * their_error)
 

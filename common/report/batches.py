@@ -96,7 +96,8 @@ class Norm:
                 return
             function = getattr(_library, ("add_" if summed else "") + ("layer_norm" if centered else "rms_norm"))
             heads = at("x", "residual", "gamma", "beta", "h", "y") if summed else at("x", "gamma", "beta", "y")
-            function(*heads, *at("mean", "rstd"), rows, cols, *[cols] * (4 if summed else 2), 1e-5, False, *types, stream)
+            strides = [cols] * (4 if summed else 2)
+            function(*heads, *at("mean", "rstd"), rows, cols, *strides, 1e-5, False, *types, stream)
 
         memory.run(call, False)
         return {name: memory.bits(values).reshape(rows, -1) for name, values in written.items()}

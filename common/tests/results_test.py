@@ -1,5 +1,5 @@
-"""What the library's results are worth: how far off they are beside PyTorch's (common/report/accuracy.py), and that a row
-does not hang on its batch (common/report/batches.py).
+"""What the library's results are worth: how far off they are beside PyTorch's (common/report/accuracy.py), and that a
+row does not hang on its batch (common/report/batches.py).
 
 Needs numpy, ml_dtypes and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest
 counts as Skipped.
