@@ -50,11 +50,21 @@ __device__ inline uint4 add_vectors(uint4 a, uint4 b) {
 // The norm of h, which is the second half of both operations.
 template <class T, class G>
 LayerNormForward<T, G> norm_of_sum(const AddLayerNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps};
+  return {p.h, p.gamma, p.beta, p.y, p.mean, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.batch_invariant};
 }
 template <class T, class G>
 RmsNormForward<T, G> norm_of_sum(const AddRmsNormForward<T, G>& p) {
-  return {p.h, p.gamma, p.y, p.rstd, p.rows, p.cols, p.h_stride, p.y_stride, p.eps, p.round_before_gamma};
+  return {p.h,
+          p.gamma,
+          p.y,
+          p.rstd,
+          p.rows,
+          p.cols,
+          p.h_stride,
+          p.y_stride,
+          p.eps,
+          p.round_before_gamma,
+          p.batch_invariant};
 }
 
 }  // namespace worklog::fused_residual

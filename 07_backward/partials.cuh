@@ -113,8 +113,8 @@ void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStre
 // RMSNorm's backward pass in LayerNorm's struct: there is no mean, and no dbeta.
 template <class T, class G>
 LayerNormBackward<T, G> as_layer_norm(const RmsNormBackward<T, G>& p) {
-  return {p.dy,    p.x,         p.dh,   p.gamma, nullptr,     p.rstd,     p.dx,        p.dgamma,
-          nullptr, p.workspace, p.rows, p.cols,  p.dy_stride, p.x_stride, p.dh_stride, p.dx_stride};
+  return {p.dy,        p.x,    p.dh,   p.gamma,     nullptr,    p.rstd,      p.dx,        p.dgamma,         nullptr,
+          p.workspace, p.rows, p.cols, p.dy_stride, p.x_stride, p.dh_stride, p.dx_stride, p.batch_invariant};
 }
 
 // [snippet: write_partial_row]

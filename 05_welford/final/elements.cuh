@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_element
     const auto for_each = [&](auto f) {
 #pragma unroll
       for (int k = 0; k < elements; ++k) {
-        if (k * width < left) f(x[k]);
+        const float one[1] = {x[k]};
+        if (k * width < left) f(one);
       }
     };
     return moments_of<typename Steps::Element, Steps::about, width>(for_each, whole, scale);

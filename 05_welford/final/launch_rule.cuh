@@ -106,6 +106,7 @@ bool launch_by_rules(const Steps& steps, cudaStream_t stream) {
   const RowFacts facts = {.operation = operation_of<Steps>,
                           .types = types_of<typename Steps::Element, typename Steps::Parameter>,
                           .are_given = steps.is_given(),
+                          .batch_invariant = steps.p.batch_invariant,
                           .rows = steps.p.rows,
                           .vectors = steps.p.cols / vector_size<typename Steps::Element>,
                           .multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount)};

@@ -30,10 +30,13 @@ void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
   const bool whole_vectors = same_offset && starts_on_boundary(first.first) && starts_on_boundary(p.gamma) &&
                              starts_on_boundary(steps.beta()) && p.cols % vector_size<T> == 0 &&
                              (p.rows == 1 || first.stride % vector_size<T> == 0);
+  // Where a row that is no whole vectors starts decides which lane has which of its elements, in what order they are
+  // added up, and so the last bits of the sum. By elements that is the same in all rows.
+  const bool by_offset = !whole_vectors && !p.batch_invariant;
   if (whole_vectors && launch_by_rules<true>(steps, stream)) return;
-  if (!whole_vectors && normalize_packed(steps, stream)) return;
+  if (by_offset && normalize_packed(steps, stream)) return;
   if (!whole_vectors && normalize_elements(steps, stream)) return;
-  if (!whole_vectors && same_offset && launch_by_rules<false>(steps, stream)) return;
+  if (by_offset && same_offset && launch_by_rules<false>(steps, stream)) return;
   launch(normalize_reread<Steps>,
          {.grid = static_cast<unsigned>(p.rows), .block = threads_of_reread, .overlap = true, .stream = stream}, steps);
 }

@@ -16,35 +16,32 @@ using warp_shuffle::warp_sum;
 // The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
 // formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
 // the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
-template <About about>
+template <About about, bool short_sums = false>
 struct ThreadMoments {
   float pivot = 0.0f;
-  float sum = 0.0f;
-  float squares = 0.0f;
+  RunningSum sum, squares;
 
   // In pairs, so that equal values have their value as their mean.
   template <int count>
   __device__ void begin(const float (&first)[count]) {
     if constexpr (about != About::zero) {
-      float sums[count];
+      float values[count];
 #pragma unroll
-      for (int k = 0; k < count; ++k) sums[k] = first[k];
-#pragma unroll
-      for (int half = count / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
-      }
-      pivot = sums[0] * (1.0f / count);
+      for (int k = 0; k < count; ++k) values[k] = first[k];
+      pivot = sum_of_pairs(values) * (1.0f / count);
     }
   }
-  __device__ void add(float x) {
-    const float d = x - pivot;
-    if constexpr (about == About::mean) sum += d;
-    squares = fmaf(d, d, squares);
+  // A vector's values.
+  template <int count>
+  __device__ void add(const float (&values)[count]) {
+    const auto d = [&](float x) { return x - pivot; };
+    if constexpr (about == About::mean) sum.add<short_sums>(values, [&](float sum, float x) { return sum + d(x); });
+    squares.add<short_sums>(values, [&](float sum, float x) { return fmaf(d(x), d(x), sum); });
   }
   __device__ SplitMoments of(Count held) const {
-    const float rest = sum * held.inverse;
-    return {held.count, pivot, rest, squares - sum * rest};
+    const float total = sum.all<short_sums>();
+    const float rest = total * held.inverse;
+    return {held.count, pivot, rest, squares.all<short_sums>() - total * rest};
   }
 };
 // [/snippet]
@@ -58,9 +55,9 @@ __device__ inline SplitMoments moments_in_one_round(const Share& share, const Pl
   ThreadMoments<about> values;
   if (place.has(0)) values.begin(unpack<T>(share.vector[0]).at);
   values.pivot = __shfl_sync(all_lanes, values.pivot, 0, width);
-  share.for_each(place, [&](float x) { values.add(x); });
-  values.sum = warp_sum<width>(values.sum);
-  values.squares = warp_sum<width>(values.squares);
+  share.for_each(place, [&](const auto& vector) { values.add(vector); });
+  values.sum.before = warp_sum<width>(values.sum.before);
+  values.squares.before = warp_sum<width>(values.squares.before);
   return values.of(held);
 }
 // [/snippet]

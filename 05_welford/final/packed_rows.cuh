@@ -129,14 +129,12 @@ struct LaneShare {
     }
   }
 
-  // Calls f(x) for each element.
+  // Calls f(values) for the elements of each unit.
   template <class Function>
   __device__ void for_each(const Place& place, Function f) const {
 #pragma unroll
     for (int k = 0; k < Place::units; ++k) {
-      if (!place.has(k)) continue;
-#pragma unroll
-      for (int j = 0; j < each; ++j) f(at[k][j]);
+      if (place.has(k)) f(at[k]);
     }
   }
 

@@ -67,11 +67,11 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
   }
   const Count in_thread = count_of(own);
 
-  using Values = ThreadMoments<Steps::about>;
+  using Values = ThreadMoments<Steps::about, in_short_sums<T, vectors, false>>;
   const auto look_at = [&](int slot, int turn) {
     Values values;
     ring.for_each(
-        slot, turn, [&](const auto& first) { values.begin(first); }, [&](float x) { values.add(x); });
+        slot, turn, [&](const auto& first) { values.begin(first); }, [&](const auto& vector) { values.add(vector); });
     return values;
   };
   const auto of_warp = [&](const Values& values) {

@@ -84,7 +84,8 @@ struct Rule {
 // What the launch knows of its rows.
 struct RowFacts {
   unsigned operation, types;
-  bool are_given;  // gamma and, where the operation has one, beta
+  bool are_given;        // gamma and, where the operation has one, beta
+  bool batch_invariant;  // the rule must be the same for any number of rows
   int64_t rows;
   int64_t vectors;  // of a row, without a last one that is not whole
   int64_t multiprocessors;
@@ -99,6 +100,12 @@ constexpr bool is_full(const Tile& tile, const RowFacts& facts) {
   return facts.vectors == tile.vectors * tile.threads && facts.rows % (largest_block_of_lane_teams / tile.threads) == 0;
 }
 
+// Whether it hangs on the number of rows if the rule takes them.
+constexpr bool is_for_some_batches(const Rule& rule) {
+  const bool asks_for_full_blocks = rule.tile.team == Team::lanes && rule.tile.known == Known::full;
+  return rule.most_work > 0 || rule.tile.team == Team::persistent_cluster || asks_for_full_blocks;
+}
+
 constexpr bool is_for(const Rule& rule, unsigned operation, unsigned types) {
   return (rule.operations & operation) != 0 && (rule.types & types) != 0;
 }
@@ -106,6 +113,7 @@ constexpr bool is_for(const Rule& rule, unsigned operation, unsigned types) {
 constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (!is_for(rule, facts.operation, facts.types)) return false;
   if (facts.vectors < rule.least_vectors || facts.vectors > rule.most_vectors) return false;
+  if (facts.batch_invariant && is_for_some_batches(rule)) return false;
   if (rule.most_work > 0 && facts.rows * facts.vectors > rule.most_work * facts.multiprocessors) return false;
   if (rule.tile.known != Known::asked && !facts.are_given) return false;
   return rule.tile.known != Known::full || is_full(rule.tile, facts);

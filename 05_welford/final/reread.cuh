@@ -9,6 +9,7 @@
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
 #include "05_welford/final/store.cuh"
+#include "05_welford/final/sums.cuh"
 #include "common/device/launch.cuh"
 
 namespace worklog::welford {
@@ -20,15 +21,24 @@ using warp_shuffle::lanes;
 // What is left: rows that fit into no team's registers, wide rows on devices without clusters, and tensors whose rows
 // have different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
 inline constexpr int threads_of_reread = 1024;
+inline constexpr int reads_at_once = 8;
 
 template <class Steps>
 __global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps steps) {
   __shared__ float scratch[lanes];
   const int64_t row = blockIdx.x;
   const auto sum_over_row = [&](auto value, auto f) {
-    float sum = 0.0f;
-    for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) sum += f(value(col));
-    return block_sum(sum, scratch);
+    PairwiseSum<7> sum;  // a thread has at most 2^20 / 1024 columns, and 8 of them at a time
+    for (int64_t first = threadIdx.x; first < steps.p.cols; first += reads_at_once * threads_of_reread) {
+      float some[reads_at_once];
+#pragma unroll
+      for (int k = 0; k < reads_at_once; ++k) {
+        const int64_t col = first + k * threads_of_reread;
+        some[k] = col < steps.p.cols ? f(value(col)) : 0.0f;
+      }
+      sum.add(sum_of_pairs(some));
+    }
+    return block_sum(sum.all(), scratch);
   };
   wait_for_previous_kernel();
   const auto first_value = [&](int64_t col) { return steps.load(row, col); };

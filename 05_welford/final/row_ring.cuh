@@ -89,7 +89,8 @@ struct RowRing {
     look_ahead();
   }
 
-  // Reads a row for the first time: f(x) gets its elements, and begin(first) before that the thread's first vector.
+  // Reads a row for the first time: f(values) gets the elements of each vector, and begin(values) before that those of
+  // the thread's first.
   template <class Begin, class Function>
   __device__ void for_each(int slot, int turn, Begin begin, Function f) const {
 #pragma unroll
@@ -102,8 +103,7 @@ struct RowRing {
       if constexpr (reads > 1) *cell(slot, 0, i) = bits;
       const Floats<T> x = unpack<T>(bits);
       if (i == 0) begin(x.at);
-#pragma unroll
-      for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
+      f(x.at);
     }
     if (place.has_edge()) {
       T read[reads];
@@ -111,7 +111,8 @@ struct RowRing {
       for (int tensor = 0; tensor < reads; ++tensor) read[tensor] = *edge(slot, tensor, turn);
       const T x = steps.join(row(turn), place.edge, read);
       if constexpr (reads > 1) *edge(slot, 0, turn) = x;
-      f(vectorized::to_float(x));
+      const float one[1] = {vectorized::to_float(x)};
+      f(one);
     }
   }
 

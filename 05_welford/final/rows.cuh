@@ -52,14 +52,17 @@ struct Place {
   __device__ bool has(int i) const { return fit == Fit::full || column(i) < end; }
   __device__ bool has_edge() const { return fit == Fit::any && edge >= 0; }
 
-  // Calls f(x) for each of the thread's elements, read from memory one by one: short code, for what is rarely done.
+  // Calls f(value) for each of the thread's elements, read from memory one by one: short code, for what is rarely done.
   template <int vectors, class T, class Function>
   __device__ void for_each(const T* row, Function f) const {
 #pragma unroll 1
     for (int i = 0; i < vectors * vector_size<T>; ++i) {
-      if (has(i / vector_size<T>)) f(vectorized::to_float(row[column(i / vector_size<T>) + i % vector_size<T>]));
+      if (!has(i / vector_size<T>)) continue;
+      const float one[1] = {vectorized::to_float(row[column(i / vector_size<T>) + i % vector_size<T>])};
+      f(one);
     }
-    if (has_edge()) f(vectorized::to_float(row[edge]));
+    const float one[1] = {has_edge() ? vectorized::to_float(row[edge]) : 0.0f};
+    if (has_edge()) f(one);
   }
 
   // Of all lanes of the warp together.

@@ -45,17 +45,15 @@ struct RowShare {
     if (place.has_edge()) edge = row[place.edge];
   }
 
-  // Calls f(x) for each element.
+  // Calls f(values) for the elements of each vector, and of the edge.
   template <class Place, class Function>
   __device__ void for_each(const Place& place, Function f) const {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (!place.has(i)) continue;
-      const Floats<T> x = unpack<T>(vector[i]);
-#pragma unroll
-      for (int k = 0; k < vector_size<T>; ++k) f(x.at[k]);
+      if (place.has(i)) f(unpack<T>(vector[i]).at);
     }
-    if (place.has_edge()) f(vectorized::to_float(edge));
+    const float one[1] = {vectorized::to_float(edge)};
+    if (place.has_edge()) f(one);
   }
 };
 // [/snippet]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/final/sums.cuh"
 
 namespace worklog::welford {
 
@@ -40,29 +41,32 @@ __device__ inline Count count_of(float count) {
 }
 
 // The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
-// f(x) for those of this thread.
-template <class T, About about, int width, class ForEach>
+// f(values) for those of this thread, an array of a few at a time: a vector's, whose sum is one of the short ones.
+template <class T, About about, int width, bool short_sums = false, class ForEach>
 __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float scale) {
-  float sum = 0.0f;
-  float squares = 0.0f;
+  RunningSum sum, squares;
   if constexpr (about == About::zero) {
-    for_each([&](float x) { squares = fmaf(x * scale, x * scale, squares); });
-    return {held.count, 0.0f, 0.0f, warp_sum<width>(squares)};
+    for_each([&](const auto& values) {
+      squares.add<short_sums>(values, [&](float sum, float x) { return fmaf(x * scale, x * scale, sum); });
+    });
+    return {held.count, 0.0f, 0.0f, warp_sum<width>(squares.all<short_sums>())};
   }
-  for_each([&](float x) { sum = fmaf(x, scale, sum); });
-  const float pivot = held.mean_of(warp_sum<width>(sum));
-
-  float left = 0.0f;
-  for_each([&](float x) {
-    const float d = fmaf(x, scale, -pivot);
-    if constexpr (splits_mean<T>) left += d;
-    squares = fmaf(d, d, squares);
+  for_each([&](const auto& values) {
+    sum.add<short_sums>(values, [&](float sum, float x) { return fmaf(x, scale, sum); });
   });
-  squares = warp_sum<width>(squares);
-  if constexpr (!splits_mean<T>) return {held.count, pivot, 0.0f, squares};
-  left = warp_sum<width>(left);
-  const float rest = left * held.inverse;
-  return {held.count, pivot, rest, squares - left * rest};  // rest is tiny against the deviation: nothing cancels here
+  const float pivot = held.mean_of(warp_sum<width>(sum.all<short_sums>()));
+
+  RunningSum left;
+  for_each([&](const auto& values) {
+    const auto d = [&](float x) { return fmaf(x, scale, -pivot); };
+    if constexpr (splits_mean<T>) left.add<short_sums>(values, [&](float sum, float x) { return sum + d(x); });
+    squares.add<short_sums>(values, [&](float sum, float x) { return fmaf(d(x), d(x), sum); });
+  });
+  const float m2 = warp_sum<width>(squares.all<short_sums>());
+  if constexpr (!splits_mean<T>) return {held.count, pivot, 0.0f, m2};
+  const float all_left = warp_sum<width>(left.all<short_sums>());
+  const float rest = all_left * held.inverse;
+  return {held.count, pivot, rest, m2 - all_left * rest};  // rest is tiny against the deviation: nothing cancels here
 }
 
 // Chan's formula for `width` lanes at once, each with the moments of a part of `all` values. In `one_round` the two

@@ -26,7 +26,7 @@ __device__ inline float rstd_of(float variance, float eps, float scale) {
 }
 
 // From the parts that have been put. again(scale) finds this warp's part anew, of x * scale. `whole` counts the values
-// of the row.
+// of the row. Lanes whose row has not overflowed keep what they have: it must not hang on a neighbour's row.
 template <class Team, class Again>
 __device__ inline Statistics statistics_of(Team& team, Count whole, float eps, Again again) {
   SplitMoments moments = team.merge();
@@ -35,7 +35,8 @@ __device__ inline Statistics statistics_of(Team& team, Count whole, float eps, A
   if (team.any(overflowed)) {
     if (overflowed) scale = small_scale;
     team.put(again(scale));
-    moments = team.merge();
+    const SplitMoments anew = team.merge();
+    if (overflowed) moments = anew;
   }
   const float m2 = moments.m2 < 0.0f ? 0.0f : moments.m2;  // rounding may leave a little less than nothing
   return {scale, moments.pivot, moments.rest, rstd_of(m2 * whole.inverse, eps, scale)};

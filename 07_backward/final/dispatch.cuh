@@ -14,9 +14,9 @@
 #include "07_backward/final/persistent_blocks.cuh"
 #include "07_backward/final/persistent_clusters.cuh"
 #include "07_backward/final/plan.h"
+#include "07_backward/final/reread.cuh"
 #include "07_backward/final/side_by_side.cuh"
 #include "07_backward/final/tuning_sm_90.h"
-#include "07_backward/separate.cuh"
 #include "common/device/arguments.h"
 #include "common/device/cluster.cuh"
 #include "common/device/launch.cuh"
@@ -92,6 +92,7 @@ bool launch_by_rules(const Pass& pass, cudaStream_t stream) {
                           .types = types_of<typename Pass::T, typename Pass::G>,
                           .is_small = is_small(pass),
                           .are_few_and_long = are_few_and_long(pass),
+                          .batch_invariant = pass.p.batch_invariant,
                           .rows = pass.p.rows,
                           .units = units_of_row<layout, typename Pass::T>(pass.p.cols)};
   return launch_first<rules<layout>.size()>(rules<layout>, facts,
@@ -136,11 +137,14 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const bool whole_vectors = have_same_offset && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
                              p.cols % vector_size<T> == 0 && (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
                              reinterpret_cast<uintptr_t>(p.gamma) % 16 == 0;
-  if (!whole_vectors && rows_packed(pass, stream)) return;
-  const bool done = whole_vectors                         ? launch_by_rules<Layout::whole>(pass, stream)
-                    : have_same_offset && p.cols > 4 * 32 ? launch_by_rules<Layout::same_offset>(pass, stream)
-                                                          : launch_by_rules<Layout::any_offset>(pass, stream);
-  if (!done) separate(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
+  // By elements, what is added up in what order is the same for all rows, wherever they start.
+  const bool by_offset = !whole_vectors && !p.batch_invariant;
+  if (by_offset && rows_packed(pass, stream)) return;
+  const bool done = whole_vectors ? launch_by_rules<Layout::whole>(pass, stream)
+                    : by_offset && have_same_offset && p.cols > 4 * 32
+                        ? launch_by_rules<Layout::same_offset>(pass, stream)
+                        : launch_by_rules<Layout::any_offset>(pass, stream);
+  if (!done) reread(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
 }
 
 template <class T, class G, bool centered>

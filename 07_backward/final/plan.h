@@ -41,6 +41,8 @@ enum class Size {
   few_long,  // few rows that are long: see are_few_and_long
 };
 
+inline constexpr int64_t many = int64_t{1} << 62;  // rows: any number
+
 struct Rule {
   unsigned passes, types;
   Size size;
@@ -54,6 +56,7 @@ struct Rule {
 struct RowFacts {
   unsigned pass, types;
   bool is_small, are_few_and_long;
+  bool batch_invariant;  // the rule must be the same for any number of rows
   int64_t rows;
   int64_t units;  // of a row
 };
@@ -62,8 +65,14 @@ constexpr bool is_for(const Rule& rule, unsigned pass, unsigned types) {
   return (rule.passes & pass) != 0 && (rule.types & types) != 0;
 }
 
+// Whether it hangs on the number of rows if the rule takes them, or into how many parts it cuts a row.
+constexpr bool is_for_some_batches(const Rule& rule) {
+  return rule.size != Size::any || rule.least_rows > 0 || rule.most_rows < many || rule.tile.team == Team::grid;
+}
+
 constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (!is_for(rule, facts.pass, facts.types)) return false;
+  if (facts.batch_invariant && is_for_some_batches(rule)) return false;
   if (rule.size == Size::small && !facts.is_small) return false;
   if (rule.size == Size::few_long && !facts.are_few_and_long) return false;
   return facts.rows >= rule.least_rows && facts.rows <= rule.most_rows && facts.units <= rule.most_units;

@@ -35,7 +35,6 @@ constexpr Tile clusters_and_tiles(int units) {
   return {Team::cluster_beside_tiles, units, 32, 256, 2};
 }
 
-inline constexpr int64_t many = int64_t{1} << 62;  // rows
 inline constexpr int64_t longest = int64_t{1} << 62;
 
 // clang-format off

@@ -3,6 +3,10 @@
 // T is the element type of the tensors (float, __half, __nv_bfloat16), G that of gamma and beta, which a
 // mixed-precision model keeps in fp32. Statistics are always fp32. Row i of a tensor starts at
 // pointer + i * stride; strides are in elements. A pointer that is documented as optional may be null.
+//
+// batch_invariant: a row comes out the same, bit for bit, however many others come with it, and wherever among them it
+// is. Only the final kernels know of it. What it hangs on then is cols, the types, which parameters there are, and
+// whether all rows start on 16-byte boundaries. Sums over rows, dgamma and dbeta, are of the batch by what they are.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +27,7 @@ struct LayerNormForward {
   int64_t rows, cols;
   int64_t x_stride, y_stride;
   float eps;
+  bool batch_invariant = false;
 };
 
 // y = x * rstd * gamma, rstd = 1 / sqrt(sum(x^2) / cols + eps)   [Zhang, Sennrich 2019, eq. 4]
@@ -36,6 +41,7 @@ struct RmsNormForward {
   int64_t x_stride, y_stride;
   float eps;
   bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
+  bool batch_invariant = false;
 };
 
 // h = x + residual, rounded to T; y = layer_norm(h).
@@ -52,6 +58,7 @@ struct AddLayerNormForward {
   int64_t rows, cols;
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;
+  bool batch_invariant = false;
 };
 
 // h = x + residual, rounded to T; y = rms_norm(h).
@@ -67,6 +74,7 @@ struct AddRmsNormForward {
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;
   bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as LLaMA's code has it
+  bool batch_invariant = false;
 };
 
 // The sums over columns of a backward pass go through memory that the caller provides: so many floats for rows of
@@ -97,6 +105,7 @@ struct LayerNormBackward {
   float* workspace;   // [backward_workspace(cols)]
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
+  bool batch_invariant = false;
 };
 
 // dx = rstd * (wdy - xhat * sum(wdy * xhat) / cols) with xhat = x * rstd; dgamma = sum over rows of dy * xhat.
@@ -112,6 +121,7 @@ struct RmsNormBackward {
   float* workspace;   // [backward_workspace(cols)]
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
+  bool batch_invariant = false;
 };
 
 // How a BatchNorm tensor of `samples` x `channels` x `pixels` values lies in memory. With pixels = 1 (the [N, C]

@@ -82,7 +82,8 @@ struct Binding<LayerNormForward<T, G>> {
             .cols = a.options.cols,
             .x_stride = a.stride("x"),
             .y_stride = a.stride("y"),
-            .eps = a.options.eps};
+            .eps = a.options.eps,
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 
@@ -102,7 +103,8 @@ struct Binding<RmsNormForward<T, G>> {
             .x_stride = a.stride("x"),
             .y_stride = a.stride("y"),
             .eps = a.options.eps,
-            .round_before_gamma = a.options.round_before_gamma};
+            .round_before_gamma = a.options.round_before_gamma,
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 
@@ -127,7 +129,8 @@ struct Binding<AddLayerNormForward<T, G>> {
             .residual_stride = a.stride("residual"),
             .h_stride = a.stride("h"),
             .y_stride = a.stride("y"),
-            .eps = a.options.eps};
+            .eps = a.options.eps,
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 
@@ -151,7 +154,8 @@ struct Binding<AddRmsNormForward<T, G>> {
             .h_stride = a.stride("h"),
             .y_stride = a.stride("y"),
             .eps = a.options.eps,
-            .round_before_gamma = a.options.round_before_gamma};
+            .round_before_gamma = a.options.round_before_gamma,
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 
@@ -178,7 +182,8 @@ struct Binding<LayerNormBackward<T, G>> {
             .dy_stride = a.stride("dy"),
             .x_stride = a.stride("x"),
             .dh_stride = a.stride("dh"),
-            .dx_stride = a.stride("dx")};
+            .dx_stride = a.stride("dx"),
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 
@@ -202,7 +207,8 @@ struct Binding<RmsNormBackward<T, G>> {
             .dy_stride = a.stride("dy"),
             .x_stride = a.stride("x"),
             .dh_stride = a.stride("dh"),
-            .dx_stride = a.stride("dx")};
+            .dx_stride = a.stride("dx"),
+            .batch_invariant = a.options.batch_invariant};
   }
 };
 

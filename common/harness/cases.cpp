@@ -32,6 +32,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.eps = request.eps;
   options.momentum = request.momentum;
   options.round_before_gamma = request.round_before_gamma;
+  options.batch_invariant = request.batch_invariant;
   for (const TensorSpec& spec : tensors_of(operation)) {
     const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
     if (spec.optional && unwanted) options.absent.emplace_back(spec.name);

@@ -211,6 +211,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_flag("--round-before-gamma", request.round_before_gamma,
                     "RMSNorm: round to the element's type before the multiplication by gamma, as LLaMA's code does"),
        problem);
+  what(app.add_flag("--batch-invariant", request.batch_invariant,
+                    "final kernels of stages 05 to 07: a row's bits are the same whatever the batch"),
+       problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
   what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),
        problem);

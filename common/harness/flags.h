@@ -43,6 +43,7 @@ struct Request {
   float eps = 1e-6f;
   float momentum = 0.1f;
   bool round_before_gamma = false;
+  bool batch_invariant = false;
   uint64_t seed = 1;
   Denied deny;                          // what the choice of kernels is to do without
   std::vector<std::string> deny_words;  // the same, as it was asked for

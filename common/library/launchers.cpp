@@ -29,7 +29,8 @@ LayerNormForward<T, G> fill(const nw_layernorm_forward_args& a, float*) {
           .cols = a.cols,
           .x_stride = a.x_stride,
           .y_stride = a.y_stride,
-          .eps = a.eps};
+          .eps = a.eps,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>
@@ -43,7 +44,8 @@ RmsNormForward<T, G> fill(const nw_rmsnorm_forward_args& a, float*) {
           .x_stride = a.x_stride,
           .y_stride = a.y_stride,
           .eps = a.eps,
-          .round_before_gamma = a.round_before_gamma != 0};
+          .round_before_gamma = a.round_before_gamma != 0,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>
@@ -62,7 +64,8 @@ AddLayerNormForward<T, G> fill(const nw_add_layernorm_forward_args& a, float*) {
           .residual_stride = a.residual_stride,
           .h_stride = a.h_stride,
           .y_stride = a.y_stride,
-          .eps = a.eps};
+          .eps = a.eps,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>
@@ -80,7 +83,8 @@ AddRmsNormForward<T, G> fill(const nw_add_rmsnorm_forward_args& a, float*) {
           .h_stride = a.h_stride,
           .y_stride = a.y_stride,
           .eps = a.eps,
-          .round_before_gamma = a.round_before_gamma != 0};
+          .round_before_gamma = a.round_before_gamma != 0,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>
@@ -100,7 +104,8 @@ LayerNormBackward<T, G> fill(const nw_layernorm_backward_args& a, float* workspa
           .dy_stride = a.dy_stride,
           .x_stride = a.x_stride,
           .dh_stride = a.dh_stride,
-          .dx_stride = a.dx_stride};
+          .dx_stride = a.dx_stride,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>
@@ -118,7 +123,8 @@ RmsNormBackward<T, G> fill(const nw_rmsnorm_backward_args& a, float* workspace) 
           .dy_stride = a.dy_stride,
           .x_stride = a.x_stride,
           .dh_stride = a.dh_stride,
-          .dx_stride = a.dx_stride};
+          .dx_stride = a.dx_stride,
+          .batch_invariant = a.batch_invariant != 0};
 }
 
 template <class T, class G>

@@ -2,6 +2,7 @@
 #include "common/library/norm_worklog.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 
@@ -16,12 +17,28 @@ namespace {
 
 // --- Checks of what all structs have ---------------------------------------------------------------------------------
 
-// A struct that is larger than here is of a later header; its further fields must ask for nothing, which zeros do.
-// (A field that is added here lies past the end of today's struct, its padding included: that holds anything.)
+// Bytes of the struct in the first header.
 template <class Args>
-void check_struct(const Args* args) {
+constexpr size_t first_size() {
+  if constexpr (requires { &Args::batch_invariant; }) {
+    return offsetof(Args, batch_invariant);
+  } else {
+    return sizeof(Args);
+  }
+}
+
+// The struct as it is in this header. One of an earlier header lacks fields at its end; those of a later one's further
+// fields must be zeros. Zeros ask for nothing. (A field that is added lies past the end of the struct before it, its
+// padding included: that holds anything.)
+template <class Args>
+Args whole_struct(const Args* args) {
   if (!args) refuse(NW_ERROR_NULL, "args must not be null");
-  if (args->size == sizeof(Args)) return;
+  Args whole = {};
+  if (args->size == sizeof(Args) || args->size == first_size<Args>()) {
+    std::memcpy(&whole, args, args->size);
+    whole.size = sizeof(Args);
+    return whole;
+  }
   if (args->size < sizeof(Args)) {
     refuse(NW_ERROR_STRUCT_SIZE, "size must be that of the struct, {}; it is {}", sizeof(Args), args->size);
   }
@@ -32,6 +49,9 @@ void check_struct(const Args* args) {
     refuse(NW_ERROR_STRUCT_SIZE, "size is {}: a later version of the struct, with fields that this library lacks",
            args->size);
   }
+  whole = *args;
+  whole.size = sizeof(Args);
+  return whole;
 }
 
 void check_types(nw_dtype dtype, nw_dtype param_dtype) {
@@ -137,9 +157,9 @@ void call(const nw_kernel& kernel, const Args& a, cudaStream_t stream) {
 template <class Args>
 nw_status call_final(const Args* args, void* stream) {
   return guarded([&] {
-    check_struct(args);
-    check_types(args->dtype, args->param_dtype);
-    call(Kernels::all().final_kernel(operation_of<Args>, args->dtype, args->param_dtype), *args,
+    const Args own = whole_struct(args);
+    check_types(own.dtype, own.param_dtype);
+    call(Kernels::all().final_kernel(operation_of<Args>, own.dtype, own.param_dtype), own,
          static_cast<cudaStream_t>(stream));
   });
 }
@@ -183,11 +203,11 @@ nw_status nw_workspace_size(nw_operation operation, const void* args, size_t* by
   return guarded([&] {
     check_operation(operation);
     if (!bytes) refuse(NW_ERROR_NULL, "bytes must not be null");
-    with_struct_of(operation, args, [&](auto* own) {
-      check_struct(own);
-      check_types(own->dtype, own->param_dtype);
-      check_values(*own);
-      *bytes = static_cast<size_t>(workspace_of(*own));
+    with_struct_of(operation, args, [&](auto* given) {
+      const auto own = whole_struct(given);
+      check_types(own.dtype, own.param_dtype);
+      check_values(own);
+      *bytes = static_cast<size_t>(workspace_of(own));
     });
   });
 }
@@ -263,16 +283,16 @@ nw_status nw_describe_kernel(const nw_kernel* kernel, nw_kernel_info* info) {
 nw_status nw_launch(const nw_kernel* kernel, const void* args, void* stream) {
   return guarded([&] {
     if (!kernel) refuse(NW_ERROR_NULL, "kernel must not be null");
-    with_struct_of(kernel->operation, args, [&](auto* own) {
-      check_struct(own);
-      check_types(own->dtype, own->param_dtype);
+    with_struct_of(kernel->operation, args, [&](auto* given) {
+      const auto own = whole_struct(given);
+      check_types(own.dtype, own.param_dtype);
       const auto dtype = static_cast<nw_dtype>(kernel->implementation->dtype);
       const auto param_dtype = static_cast<nw_dtype>(kernel->implementation->param_dtype);
-      if (own->dtype != dtype) refuse(NW_ERROR_TYPE, "dtype must be the kernel's, {}; it is {}", dtype, own->dtype);
-      if (own->param_dtype != param_dtype) {
-        refuse(NW_ERROR_TYPE, "param_dtype must be the kernel's, {}; it is {}", param_dtype, own->param_dtype);
+      if (own.dtype != dtype) refuse(NW_ERROR_TYPE, "dtype must be the kernel's, {}; it is {}", dtype, own.dtype);
+      if (own.param_dtype != param_dtype) {
+        refuse(NW_ERROR_TYPE, "param_dtype must be the kernel's, {}; it is {}", param_dtype, own.param_dtype);
       }
-      call(*kernel, *own, static_cast<cudaStream_t>(stream));
+      call(*kernel, own, static_cast<cudaStream_t>(stream));
     });
   });
 }

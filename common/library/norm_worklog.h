@@ -31,6 +31,14 @@
 // columns of one matrix that have the same stride may be two tensors. Two tensors with different strides are taken to
 // overlap where the memory from their first to their last element does.
 //
+// The same row, whatever the batch. Which kernel takes a row depends on how many there are, and so do the last bits of
+// its result. With batch_invariant they depend on the row alone, on cols, the types, which of gamma and beta there are,
+// and on whether all rows start on 16-byte boundaries (pointers, and with two rows or more strides): not on the other
+// rows, nor on its place among them. That holds for y, h, mean, rstd and dx, on GPUs of one model. dgamma and dbeta are
+// sums over the batch, and another batch has another sum: what holds for them, with the flag or without, is that one
+// call gives the same bits each time on GPUs of one model. nw_batchnorm_inference has no flag and needs none. The flag
+// may cost time: 05_welford/README.md has how much.
+//
 // Streams. `stream` is a cudaStream_t, null for the default stream. All calls may be captured into a CUDA graph,
 // provided that a workspace is given to those that need one.
 //
@@ -133,7 +141,8 @@ typedef struct nw_layernorm_forward_args {
   float* rstd;           // [rows], optional: not written
   int64_t rows, cols;
   int64_t x_stride, y_stride;
-  float eps;  // finite, 0 or more
+  float eps;                // finite, 0 or more
+  int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
 } nw_layernorm_forward_args;
 NW_API nw_status nw_layernorm_forward(const nw_layernorm_forward_args* args, void* stream);
 
@@ -150,6 +159,7 @@ typedef struct nw_rmsnorm_forward_args {
   int64_t x_stride, y_stride;
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(x * rstd) * gamma, as LLaMA's code has it; else 0
+  int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
 } nw_rmsnorm_forward_args;
 NW_API nw_status nw_rmsnorm_forward(const nw_rmsnorm_forward_args* args, void* stream);
 
@@ -168,7 +178,8 @@ typedef struct nw_add_layernorm_forward_args {
   float* rstd;           // [rows], optional: not written
   int64_t rows, cols;
   int64_t x_stride, residual_stride, h_stride, y_stride;
-  float eps;  // finite, 0 or more
+  float eps;                // finite, 0 or more
+  int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
 } nw_add_layernorm_forward_args;
 NW_API nw_status nw_add_layernorm_forward(const nw_add_layernorm_forward_args* args, void* stream);
 
@@ -187,6 +198,7 @@ typedef struct nw_add_rmsnorm_forward_args {
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(h * rstd) * gamma, as LLaMA's code has it; else 0
+  int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
 } nw_add_rmsnorm_forward_args;
 NW_API nw_status nw_add_rmsnorm_forward(const nw_add_rmsnorm_forward_args* args, void* stream);
 
@@ -213,6 +225,7 @@ typedef struct nw_layernorm_backward_args {
   size_t workspace_bytes;  // what is there, where there is a workspace
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
+  int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
 } nw_layernorm_backward_args;
 NW_API nw_status nw_layernorm_backward(const nw_layernorm_backward_args* args, void* stream);
 
@@ -233,6 +246,7 @@ typedef struct nw_rmsnorm_backward_args {
   size_t workspace_bytes;  // what is there, where there is a workspace
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
+  int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
 } nw_rmsnorm_backward_args;
 NW_API nw_status nw_rmsnorm_backward(const nw_rmsnorm_backward_args* args, void* stream);
 

@@ -28,16 +28,15 @@ void check_eps(float eps) {
   }
 }
 
-void check_rounding(int32_t round_before_gamma) {
-  if (round_before_gamma != 0 && round_before_gamma != 1) {
-    refuse(NW_ERROR_VALUE, "round_before_gamma must be 0 or 1; it is {}", round_before_gamma);
-  }
+void check_flag(const char* name, int64_t flag) {
+  if (flag != 0 && flag != 1) refuse(NW_ERROR_VALUE, "{} must be 0 or 1; it is {}", name, flag);
 }
 
 template <class Args>
 void check_rows(const Args& a) {
   check_size("rows", a.rows, 0, max_rows);
   check_size("cols", a.cols, 1, max_cols);
+  check_flag("batch_invariant", a.batch_invariant);
 }
 
 template <class Args>
@@ -132,7 +131,7 @@ void check_values(const nw_layernorm_forward_args& a) {
 void check_values(const nw_rmsnorm_forward_args& a) {
   check_rows(a);
   check_eps(a.eps);
-  check_rounding(a.round_before_gamma);
+  check_flag("round_before_gamma", a.round_before_gamma);
 }
 void check_values(const nw_add_layernorm_forward_args& a) {
   check_rows(a);
@@ -141,7 +140,7 @@ void check_values(const nw_add_layernorm_forward_args& a) {
 void check_values(const nw_add_rmsnorm_forward_args& a) {
   check_rows(a);
   check_eps(a.eps);
-  check_rounding(a.round_before_gamma);
+  check_flag("round_before_gamma", a.round_before_gamma);
 }
 void check_values(const nw_layernorm_backward_args& a) {
   check_rows(a);

@@ -5,6 +5,7 @@
     before_after.py OLD.so NEW.so --operation rmsnorm_forward --minutes 3
     before_after.py OLD.so NEW.so --output docs/data/before_after_h200.json
     before_after.py OLD.so NEW.so --list              the cases
+    before_after.py ONE.so ONE.so --batch-invariant   what batch_invariant costs: the second works with it
 
 Both builds work on the same tensors, in turns, and who begins changes with every turn. What they write is compared
 first. `cold`: the L2 cache flushed before each call; `graph`: replayed from a CUDA graph, for tensors up to 16 MiB. A
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +179,7 @@ class Call:
                 (True, True): _library._ADD_LAYERNORM, (False, True): _library._ADD_RMSNORM,
             }[centered, fused]
             fields = [x, *residual, *weights, *written, *statistics_, rows, cols, *[cols] * (4 if fused else 2), EPS]
-            fields += [] if centered else [0]
+            fields += [0] if centered else [0, 0]
             return f"nw_{case.operation}", layout.pack(layout.size, dtype, parameter, *fields)
         dy, dh = self._tensor(rows, cols), self._tensor(rows, cols) if fused else 0
         mean, rstd = self._tensor(rows, kind=f32), self._tensor(rows, kind=f32)
@@ -188,7 +190,7 @@ class Call:
         layout = _library._LAYERNORM_GRAD if centered else _library._RMSNORM_GRAD
         moments = [mean, rstd] if centered else [rstd]
         tensors = [dy, x, dh, gamma, *moments, dx, *sums]
-        sizes = [rows, cols, cols, cols, cols, cols]
+        sizes = [rows, cols, cols, cols, cols, cols, 0]
         operation = _library._LAYERNORM_BACKWARD + (not centered)
         empty = layout.pack(layout.size, dtype, parameter, *tensors, 0, 0, *sizes)
         workspace = self._workspace(builds, operation, empty)
@@ -235,8 +237,8 @@ class Call:
 class Build:
     """One build of the library."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.loaded = name, _library.Library(path)
+    def __init__(self, name: str, path: Path, batch_invariant: bool = False) -> None:
+        self.name, self.loaded, self.batch_invariant = name, _library.Library(path), batch_invariant
         if not self.loaded.on_gpu:
             raise ReportError(f"{path} is a CPU build")
 
@@ -249,6 +251,8 @@ class Build:
 
     def bound(self, call: Call) -> Callable[[], None]:
         function, args, stream = self.loaded.operation(call.name), call.bytes, call.stream
+        if self.batch_invariant:
+            args = args[:-8] + struct.pack("@q", 1)  # the last field
 
         def launch() -> None:
             if status := function(args, stream):
@@ -315,10 +319,12 @@ def summary(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def run(options: argparse.Namespace) -> int:
     chosen = [c for c in cases() if not options.operation or c.operation in options.operation]
+    if options.batch_invariant:
+        chosen = [c for c in chosen if not c.operation.startswith("batchnorm")]
     if options.list:
         print(*(f"{case.name} {' '.join(case.modes)}" for case in chosen), sep="\n")
         return 0
-    builds = [Build("old", options.old), Build("new", options.new)]
+    builds = [Build("old", options.old), Build("new", options.new, options.batch_invariant)]
     gpu, entries, begun = Gpu(), [], time.monotonic()
     gpu.ahead = AHEAD
     for case in chosen:
@@ -344,6 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--operation", action="append", default=[], choices=list(TENSORS), help="only this operation")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--output", type=Path, help="file to write")
+    parser.add_argument("--batch-invariant", action="store_true", help="NEW works with batch_invariant, OLD without")
     parser.add_argument("--list", action="store_true", help="print the cases, and stop")
     try:
         return run(parser.parse_args(arguments))

@@ -343,12 +343,15 @@ class Call:
             xhat = (x - given["running_mean"].T) * rstd
             y = scaled(memory, xhat, gamma, beta, None)
             terms = memory.xp.maximum(memory.xp.abs(x), memory.xp.abs(given["running_mean"].T) + 0 * x) * rstd
+            terms = terms if gamma is None else terms * gamma
             return {"y": (y, memory.xp.maximum(root_mean_square(memory, y), root_mean_square(memory, terms)))}
         norm = Norm(memory, x, case.eps, "rmsnorm" not in case.operation)
         y = scaled(memory, norm.xhat, gamma, beta, case.dtype if case.round_before_gamma else None)
         size = root_mean_square(memory, x)
-        # Where all of a row is one value, y is nothing, and what is left of the mean's rounding.
-        wanted["y"] = (y, memory.xp.maximum(root_mean_square(memory, y), size * norm.rstd * 2.0**-18))
+        # Where all of a row is one value, y is nothing, and what is left of the mean's rounding. And where beta takes
+        # nearly all of a value away, what is left is as exact as beta.
+        scale = memory.xp.maximum(root_mean_square(memory, y), size * norm.rstd * 2.0**-18)
+        wanted["y"] = (y, scale if beta is None else memory.xp.maximum(scale + 0 * y, 8 * memory.xp.abs(beta) + 0 * y))
         wanted["mean"] = wanted["save_mean"] = (norm.mean.T, size.T)
         wanted["rstd"] = wanted["save_invstd"] = (norm.rstd.T, norm.rstd.T)
         for name, new in (("running_mean", norm.mean), ("running_var", norm.variance * x.shape[1] / max(

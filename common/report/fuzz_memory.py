@@ -59,6 +59,18 @@ class OnCpuLayer:
     def copy(self, array: Array) -> Array:
         return array.copy()
 
+    def bits(self, array: Array) -> Array:
+        return array.view(self.xp.uint8)
+
+    def integers(self, values: Sequence[int]) -> Array:
+        return self.xp.array(values)
+
+    def repeated(self, array: Array, count: int) -> Array:
+        return self.xp.resize(array, count)
+
+    def stacked(self, arrays: Sequence[Array]) -> Array:
+        return self.xp.concatenate(arrays)
+
     def same_bytes(self, one: Array, other: Array) -> bool:
         return bool((one == other).all())
 
@@ -113,6 +125,18 @@ class OnGpu:
 
     def copy(self, array: Array) -> Array:
         return array.clone()
+
+    def bits(self, array: Array) -> Array:
+        return array.view(self.xp.uint8)
+
+    def integers(self, values: Sequence[int]) -> Array:
+        return self.xp.tensor(values, device="cuda")
+
+    def repeated(self, array: Array, count: int) -> Array:
+        return array.repeat(-(-count // len(array)))[:count]
+
+    def stacked(self, arrays: Sequence[Array]) -> Array:
+        return self.xp.cat(list(arrays))
 
     def same_bytes(self, one: Array, other: Array) -> bool:
         return bool(self.xp.equal(one, other))

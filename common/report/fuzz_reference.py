@@ -105,8 +105,11 @@ def of_pytorch(operation: str, tensors: dict[str, Any], eps: float) -> dict[str,
                 y = functional.batch_norm(
                     inputs[0], tensors["running_mean"], tensors["running_var"], inputs[1], inputs[2], False, 0.0, eps)
             else:
-                y = functional.batch_norm(inputs[0], None, None, inputs[1], inputs[2], True, 0.0, eps)
+                y, mean, invstd = torch.native_batch_norm(
+                    inputs[0], inputs[1], inputs[2], None, None, True, 0.0, eps)
         found = {"y": y.detach().T}
+        if operation == "batchnorm_train":
+            found |= {"save_mean": mean.detach(), "save_invstd": invstd.detach()}
     else:
         inputs = [t.detach().requires_grad_() if t is not None else None for t in (x.contiguous(), gamma, beta)]
         shape = [x.shape[1]]

@@ -100,6 +100,10 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
         yield from sweeps_of_other_devices(program)
+    if program.stage in WITH_TABLES and not program.is_batchnorm:
+        yield Sweep("batch invariant", "the kernels that take a row whatever the batch",
+                    ("--rows", "1,132,1000", "--cols", "33,512,1000,1023,4096,16384,50257,65536", "--input", "normal",
+                     "--batch-invariant"))
     # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's
     # best.
     dtype = program.dtypes[-1]

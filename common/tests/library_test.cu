@@ -544,6 +544,10 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
     valid.args.round_before_gamma = 2;
     expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE,
                    "round_before_gamma must be 0 or 1; it is 2");
+    valid.args.round_before_gamma = 0;
+    valid.args.batch_invariant = -1;
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE,
+                   "batch_invariant must be 0 or 1; it is -1");
   }
   {
     ProblemOptions options = rows;
@@ -633,7 +637,46 @@ TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
   EXPECT_EQ(nw_layernorm_forward(&later.args, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
   later.further = 1;
-  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 112: a later version");
+  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 120: a later version");
+}
+
+TEST_F(Library, TheSmallerStructOfAnEarlierHeaderIsTaken) {
+  const Problem problem({.rows = 3, .cols = 32});
+  Workspace workspace(problem, 0);
+  workspace.reset();
+  nw_layernorm_forward_args args = struct_of<nw_layernorm_forward_args>(workspace.arguments());
+  args.size = offsetof(nw_layernorm_forward_args, batch_invariant);
+  args.batch_invariant = 77;  // lies behind it
+  EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
+  args.size = sizeof args - 1;
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112");
+}
+
+TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
+  for (const Operation operation :
+       {Operation::layernorm_forward, Operation::rmsnorm_forward, Operation::add_layernorm_forward,
+        Operation::add_rmsnorm_forward, Operation::layernorm_backward, Operation::rmsnorm_backward}) {
+    const Problem problem({.operation = operation, .rows = 40, .cols = 520});
+    Workspace workspace(problem, 0);
+    const char* const output = find(workspace.arguments(), "dx").data ? "dx" : "y";
+    const auto bytes = [&](int64_t rows) {
+      workspace.reset();
+      with_struct(workspace.arguments(), [&](auto args, auto function) {
+        if constexpr (requires { args.batch_invariant; }) args.batch_invariant = 1;
+        if constexpr (requires { args.rows; }) args.rows = rows;
+        EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
+      });
+      check_cuda(cudaDeviceSynchronize(), "waiting");
+      std::vector<float> row(520);
+      check_cuda(cudaMemcpy(row.data(), find(workspace.arguments(), output).data, row.size() * sizeof(float),
+                            cudaMemcpyDefault),
+                 "copying");
+      return row;
+    };
+    const std::vector<float> alone = bytes(1);
+    for (const int64_t rows : {2, 8, 40}) EXPECT_EQ(bytes(rows), alone) << rows << " rows";
+  }
 }
 
 // Columns of one matrix: the memory of one reaches into that of the other, and no element is in both.

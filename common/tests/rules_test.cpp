@@ -43,7 +43,7 @@ void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const
            })) {
         for (const int64_t rows : numbers_of_rows) {
           for (const bool are_given : {true, false}) {
-            const w::RowFacts facts = {operation, types, are_given, rows, length, multiprocessors};
+            const w::RowFacts facts = {operation, types, are_given, false, rows, length, multiprocessors};
             for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
                  number = worklog::rule_for(rules, facts, number + 1)) {
               reached.insert(number);
@@ -81,7 +81,7 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
              })) {
           for (const int64_t rows : numbers_of_rows) {
             for (const int kind : {0, 1, 2}) {
-              const b::RowFacts facts = {pass, types, kind == 1, kind == 2, rows, length};
+              const b::RowFacts facts = {pass, types, kind == 1, kind == 2, false, rows, length};
               for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
                    number = worklog::rule_for(rules, facts, number + 1)) {
                 reached.insert(number);
@@ -109,22 +109,60 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
 TEST(ForwardRules, FullMeansFull) {
   namespace w = worklog::welford;
   const w::Tile lanes = w::tiles::lanes(w::Known::full, 4, 32);
-  EXPECT_TRUE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 4, 128, multiprocessors}));
-  EXPECT_FALSE(
-      w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 5, 128, multiprocessors}));  // a block with a team less
-  EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, 4, 127, multiprocessors}));
+  EXPECT_TRUE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, false, 4, 128, multiprocessors}));
+  EXPECT_FALSE(w::is_full(
+      lanes, {w::layer_of_x, worklog::bits16, true, false, 5, 128, multiprocessors}));  // a block with a team less
+  EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, false, 4, 127, multiprocessors}));
   const w::Tile block = w::tiles::block(w::Known::full, 4, 512, 2);
-  EXPECT_TRUE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, 5, 384, multiprocessors}));
-  EXPECT_FALSE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, 5, 400, multiprocessors}));
+  EXPECT_TRUE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, false, 5, 384, multiprocessors}));
+  EXPECT_FALSE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, false, 5, 400, multiprocessors}));
 }
 
 TEST(ForwardRules, WithoutParametersNoRuleIsTakenThatNeedsThem) {
   namespace w = worklog::welford;
   for (int64_t length = 1; length < 70000; ++length) {
-    const w::RowFacts facts = {w::layer_of_x, worklog::bits16, false, 1000, length, multiprocessors};
+    const w::RowFacts facts = {w::layer_of_x, worklog::bits16, false, false, 1000, length, multiprocessors};
     const size_t number = worklog::rule_for(std::span<const w::Rule>(w::sm_90::whole_vectors), facts);
     ASSERT_LT(number, std::size(w::sm_90::whole_vectors)) << length;
     ASSERT_EQ(w::sm_90::whole_vectors[number].tile.known, w::Known::asked) << length;
+  }
+}
+
+// With batch_invariant all numbers of rows of one length go to one rule, and there is one.
+TEST(ForwardRules, TheBatchDoesNotMatterWhereItMustNot) {
+  namespace w = worklog::welford;
+  const std::span<const w::Rule> rules = w::sm_90::whole_vectors;
+  for (const unsigned operation : {w::layer_of_x, w::rms_of_x, w::layer_of_sum, w::rms_of_sum}) {
+    for (const unsigned types : {worklog::fp32, worklog::bits16, worklog::mixed}) {
+      for (int64_t length = 1; length < 70000; length += length < 5000 ? 1 : 61) {
+        std::set<size_t> taken;
+        for (const int64_t rows : numbers_of_rows) {
+          taken.insert(
+              worklog::rule_for(rules, w::RowFacts{operation, types, true, true, rows, length, multiprocessors}));
+        }
+        ASSERT_EQ(taken.size(), 1) << length;
+        ASSERT_LT(*taken.begin(), rules.size()) << length;
+      }
+    }
+  }
+}
+
+TEST(BackwardRules, TheBatchDoesNotMatterWhereItMustNot) {
+  namespace b = worklog::backward;
+  for (const std::span<const b::Rule> rules :
+       {std::span<const b::Rule>(b::sm_90::whole_vectors), std::span<const b::Rule>(b::sm_90::any_offset)}) {
+    for (const unsigned pass : {b::plain, b::adds_dh}) {
+      for (int64_t length = 1; length < 70000; length += length < 5000 ? 1 : 61) {
+        std::set<size_t> taken;
+        for (const int64_t rows : numbers_of_rows) {
+          for (const bool is_small : {false, true}) {
+            taken.insert(
+                worklog::rule_for(rules, b::RowFacts{pass, worklog::fp32, is_small, is_small, true, rows, length}));
+          }
+        }
+        ASSERT_EQ(taken.size(), 1) << length;
+      }
+    }
   }
 }
 

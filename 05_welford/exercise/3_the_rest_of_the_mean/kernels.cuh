@@ -8,6 +8,7 @@
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
 #include "05_welford/final/store.cuh"
+#include "05_welford/final/sums.cuh"
 #include "common/device/launch.cuh"
 
 namespace worklog::welford {
@@ -16,6 +17,7 @@ using warp_shuffle::block_sum;
 using warp_shuffle::lanes;
 
 inline constexpr int threads_of_reread = 1024;
+inline constexpr int reads_at_once = 8;
 
 // A row is read once for the sum of it, and again for each further sum. Statistics, the mean in its two parts, is in
 // 05_welford/final/statistics.cuh, and what becomes of it is normalized() in 05_welford/final/store.cuh.
@@ -24,9 +26,17 @@ __global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps step
   __shared__ float scratch[lanes];
   const int64_t row = blockIdx.x;
   const auto sum_over_row = [&](auto value, auto f) {
-    float sum = 0.0f;
-    for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) sum += f(value(col));
-    return block_sum(sum, scratch);
+    PairwiseSum<7> sum;  // a thread has at most 2^20 / 1024 columns, and 8 of them at a time
+    for (int64_t first = threadIdx.x; first < steps.p.cols; first += reads_at_once * threads_of_reread) {
+      float some[reads_at_once];
+#pragma unroll
+      for (int k = 0; k < reads_at_once; ++k) {
+        const int64_t col = first + k * threads_of_reread;
+        some[k] = col < steps.p.cols ? f(value(col)) : 0.0f;
+      }
+      sum.add(sum_of_pairs(some));
+    }
+    return block_sum(sum.all(), scratch);
   };
   wait_for_previous_kernel();
   const auto first_value = [&](int64_t col) { return steps.load(row, col); };

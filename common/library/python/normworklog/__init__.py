@@ -27,7 +27,7 @@ from ._functions import (
     rms_norm_backward,
     rms_norm_forward,
 )
-from ._library import Error, load as _load
+from ._library import Error, is_batch_invariant, load as _load, set_batch_invariant
 
 if TYPE_CHECKING:
     from .torch import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm, replace_norms
@@ -39,8 +39,8 @@ _NEED_TORCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNor
 __all__ = [
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Error", "LayerNorm", "RMSNorm", "add_layer_norm",
     "add_layer_norm_forward", "add_rms_norm", "add_rms_norm_forward", "backend", "batch_norm", "batch_norm_backward",
-    "batch_norm_forward", "layer_norm", "layer_norm_backward", "layer_norm_forward", "replace_norms", "rms_norm",
-    "rms_norm_backward", "rms_norm_forward",
+    "batch_norm_forward", "is_batch_invariant", "layer_norm", "layer_norm_backward", "layer_norm_forward",
+    "replace_norms", "rms_norm", "rms_norm_backward", "rms_norm_forward", "set_batch_invariant",
 ]
 
 

@@ -37,12 +37,12 @@ def _struct(fields: str) -> struct.Struct:
 
 
 # One letter for a field: P pointer, N size_t, q int64_t, i int32_t, f float.
-_LAYERNORM = _struct("6P4qf")
-_RMSNORM = _struct("4P4qfi")
-_ADD_LAYERNORM = _struct("8P6qf")
-_ADD_RMSNORM = _struct("6P6qfi")
-_LAYERNORM_GRAD = _struct("10PN6q")
-_RMSNORM_GRAD = _struct("8PN6q")
+_LAYERNORM = _struct("6P4qf4xq")
+_RMSNORM = _struct("4P4qfiq")
+_ADD_LAYERNORM = _struct("8P6qf4xq")
+_ADD_RMSNORM = _struct("6P6qfiq")
+_LAYERNORM_GRAD = _struct("10PN7q")
+_RMSNORM_GRAD = _struct("8PN7q")
 _BATCHNORM_TRAIN_ARGS = _struct("9PN3qiff")
 _BATCHNORM_INFERENCE_ARGS = _struct("6P3qif")
 _BATCHNORM_GRAD = _struct("9PN3qi")
@@ -145,6 +145,20 @@ class _Functions:
 _c = _Functions()
 
 
+# 1 or 0, for the whole process: backward passes run in threads of PyTorch's own. Its C++ way reads it where it lies.
+_batch_invariant = ctypes.c_int64(0)
+
+
+def set_batch_invariant(on: bool) -> None:
+    """From here on, all norms over rows of this process give a row the same bits whatever the batch: y, h, mean, rstd
+    and dx. norm_worklog.h says what they still depend on. It may cost time."""
+    _batch_invariant.value = int(bool(on))
+
+
+def is_batch_invariant() -> bool:
+    return bool(_batch_invariant.value)
+
+
 # Norms with and without a mean have one signature here: an RMSNorm leaves beta and mean aside, a LayerNorm the
 # rounding.
 def layer_norm(
@@ -152,7 +166,8 @@ def layer_norm(
     eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
 ) -> None:
     packed = _LAYERNORM.pack(
-        _LAYERNORM.size, dtype, param_dtype, x, gamma, beta, y, mean, rstd, rows, cols, x_stride, y_stride, eps
+        _LAYERNORM.size, dtype, param_dtype, x, gamma, beta, y, mean, rstd, rows, cols, x_stride, y_stride, eps,
+        _batch_invariant.value,
     )
     status = _c.layernorm_forward(packed, stream)
     if status:
@@ -165,7 +180,7 @@ def rms_norm(
 ) -> None:
     packed = _RMSNORM.pack(
         _RMSNORM.size, dtype, param_dtype, x, gamma, y, rstd, rows, cols, x_stride, y_stride, eps,
-        round_before_gamma,
+        round_before_gamma, _batch_invariant.value,
     )
     status = _c.rmsnorm_forward(packed, stream)
     if status:
@@ -179,7 +194,7 @@ def add_layer_norm(
 ) -> None:
     packed = _ADD_LAYERNORM.pack(
         _ADD_LAYERNORM.size, dtype, param_dtype, x, residual, gamma, beta, h, y, mean, rstd, rows, cols, x_stride,
-        residual_stride, h_stride, y_stride, eps,
+        residual_stride, h_stride, y_stride, eps, _batch_invariant.value,
     )
     status = _c.add_layernorm_forward(packed, stream)
     if status:
@@ -193,7 +208,7 @@ def add_rms_norm(
 ) -> None:
     packed = _ADD_RMSNORM.pack(
         _ADD_RMSNORM.size, dtype, param_dtype, x, residual, gamma, h, y, rstd, rows, cols, x_stride,
-        residual_stride, h_stride, y_stride, eps, round_before_gamma,
+        residual_stride, h_stride, y_stride, eps, round_before_gamma, _batch_invariant.value,
     )
     status = _c.add_rmsnorm_forward(packed, stream)
     if status:
@@ -208,6 +223,7 @@ def layer_norm_backward(
     packed = _LAYERNORM_GRAD.pack(
         _LAYERNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, mean, rstd, dx, dgamma, dbeta, workspace,
         workspace_bytes, rows, cols, dy_stride, x_stride, dh_stride, dx_stride,
+        _batch_invariant.value,
     )
     status = _c.layernorm_backward(packed, stream)
     if status:
@@ -221,7 +237,7 @@ def rms_norm_backward(
 ) -> None:
     packed = _RMSNORM_GRAD.pack(
         _RMSNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, rstd, dx, dgamma, workspace, workspace_bytes,
-        rows, cols, dy_stride, x_stride, dh_stride, dx_stride,
+        rows, cols, dy_stride, x_stride, dh_stride, dx_stride, _batch_invariant.value,
     )
     status = _c.rmsnorm_backward(packed, stream)
     if status:
@@ -291,7 +307,7 @@ def backward_workspace_bytes(centered: bool, rows: int, cols: int, dtype: int, p
     args, pointers = (_LAYERNORM_GRAD, 10) if centered else (_RMSNORM_GRAD, 8)
 
     def arguments() -> bytes:
-        return args.pack(args.size, dtype, param_dtype, *[0] * pointers, 0, rows, cols, cols, cols, cols, cols)
+        return args.pack(args.size, dtype, param_dtype, *[0] * pointers, 0, rows, cols, cols, cols, cols, cols, 0)
 
     return _workspace(_LAYERNORM_BACKWARD if centered else _LAYERNORM_BACKWARD + 1, dtype, param_dtype, cols, arguments)
 

@@ -96,6 +96,23 @@ def test_rms_norm(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_whatever_the_batch(dtype: str) -> None:
+    x, gamma = values(1, (300, 1023), dtype), values(2, (1023,), dtype)
+    assert not nw.is_batch_invariant()
+    nw.set_batch_invariant(True)
+    try:
+        assert nw.is_batch_invariant()
+        many, alone = nw.rms_norm(x, gamma, EPS), nw.rms_norm(x[200:201].copy(), gamma, EPS)
+        dx_of_many, _, _ = nw.layer_norm_backward(x, x, *nw.layer_norm_forward(x, gamma, gamma, EPS)[1:], gamma)
+        one = x[7:8].copy()
+        dx_alone, _, _ = nw.layer_norm_backward(one, one, *nw.layer_norm_forward(one, gamma, gamma, EPS)[1:], gamma)
+    finally:
+        nw.set_batch_invariant(False)
+    np.testing.assert_array_equal(wide(many[200:201]), wide(alone))
+    np.testing.assert_array_equal(wide(dx_of_many[7:8]), wide(dx_alone))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_add_norms(dtype: str) -> None:
     x, residual = values(1, (6, 129), dtype), values(2, (6, 129), dtype)
     gamma, beta = values(3, (129,), dtype), values(4, (129,), dtype)

@@ -139,7 +139,7 @@ inline double __dsqrt_rn(double x) noexcept {
 // --- Approximations --------------------------------------------------------------------------------------------------
 
 inline float rsqrtf(float x) noexcept {
-  return 1.0f / sqrtf(x);
+  return static_cast<float>(1.0 / sqrt(static_cast<double>(x)));
 }
 inline double rsqrt(double x) noexcept {
   return 1.0 / sqrt(x);

@@ -92,6 +92,8 @@ def load() -> ModuleType | None:
         if library.on_gpu:
             found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
             functions["current_stream"] = found.aoti_torch_get_current_cuda_stream
-        module.use({name: ctypes.cast(function, ctypes.c_void_p).value for name, function in functions.items()})
+        addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in functions.items()}
+        addresses["batch_invariant"] = ctypes.addressof(_library._batch_invariant)
+        module.use(addresses)
         return module
     return None

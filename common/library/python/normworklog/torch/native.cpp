@@ -43,6 +43,7 @@ struct Library {
   decltype(&nw_workspace_size) workspace_size;
   decltype(&nw_last_error) last_error;
   int32_t (*current_stream)(int32_t device, void** stream);  // PyTorch's; null where the library is a CPU build
+  const int64_t* batch_invariant;                            // of _library.py
 } library;
 
 template <class Function>
@@ -64,6 +65,7 @@ void use(const std::map<std::string, uintptr_t>& addresses) {
   take(library.workspace_size, addresses, "nw_workspace_size");
   take(library.last_error, addresses, "nw_last_error");
   take(library.current_stream, addresses, "current_stream");
+  take(library.batch_invariant, addresses, "batch_invariant");
 }
 
 nw_dtype type_of(at::ScalarType type) {
@@ -181,6 +183,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const MaybeTensor& residual,
     args.rows = rows;
     args.cols = args.x_stride = args.y_stride = cols;
     args.eps = static_cast<float>(norm.eps);
+    args.batch_invariant = *library.batch_invariant;
     if constexpr (requires { args.beta; }) {
       args.beta = read(beta);
       args.mean = mean;
@@ -235,6 +238,7 @@ Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Te
     args.dh = read(dh);
     args.gamma = read(gamma);
     args.rstd = centered ? mean + rows : mean;
+    args.batch_invariant = *library.batch_invariant;
     args.dx = written(found.dx);
     args.dgamma = written(found.dgamma);
     if constexpr (requires { args.dbeta; }) {
