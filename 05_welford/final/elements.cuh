@@ -1,10 +1,12 @@
-// Short rows that are no whole vectors, in tensors that lie anywhere: a lane takes single elements. That takes more
-// instructions for a byte, but such rows have hardly a vector. Where they follow each other without gaps, tiles.cuh is
-// faster.
+// Rows that are no whole vectors, in tensors that lie anywhere: a thread takes single elements, so many columns apart.
+// That takes more instructions for a byte. But who has which column, and so the order of each sum, is the same in all
+// rows, wherever they start. Where short rows follow each other without gaps, tiles.cuh is faster.
 #pragma once
 
 #include <cstdint>
 
+#include "05_welford/final/one_row.cuh"
+#include "05_welford/final/rows.cuh"
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
 #include "05_welford/final/store.cuh"
@@ -13,40 +15,71 @@
 
 namespace worklog::welford {
 
+using warp_shuffle::lanes;
+
 // [snippet: elements]
-// Short rows that are not whole vectors have hardly any: a lane takes single elements, `width` columns apart.
-template <class Steps, int elements, int width>
-__global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_elements_per_lane(Steps steps) {
-  const int64_t thread = threadIdx.x % width;
-  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
-  const int left = row < steps.p.rows ? static_cast<int>(steps.p.cols - thread) : 0;  // columns from the first on
+// One row by a team of `step` threads, of which this is `thread`: up to `elements` of the row's to each. `width` lanes
+// hold a part of the row, `held` values. A team without a row has no columns.
+template <int elements, int width, class Steps, class Team>
+__device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row, int cols, int thread, int step,
+                                                 Count held, Team team) {
+  const int left = cols - thread;  // columns from this thread's first on
   wait_for_previous_kernel();
   float x[elements];
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (k * width < left) x[k] = steps.load(row, thread + k * width);
+    if (k * step < left) x[k] = steps.load(row, thread + k * step);
   }
   let_next_kernel_start();
 
-  const Count whole = count_of(static_cast<float>(steps.p.cols));
   const auto moments = [&](float scale) {
     const auto for_each = [&](auto f) {
 #pragma unroll
       for (int k = 0; k < elements; ++k) {
         const float one[1] = {x[k]};
-        if (k * width < left) f(one);
+        if (k * step < left) f(one);
       }
     };
-    return moments_of<typename Steps::Element, Steps::about, width>(for_each, whole, scale);
+    return moments_of<typename Steps::Element, Steps::about, width>(for_each, held, scale);
   };
-  LaneTeam<width> team = {moments(1.0f)};
+  team.put(moments(1.0f));
+  const Count whole = count_of(static_cast<float>(steps.p.cols));
   const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
 
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (k * width < left) store_element(steps, row, thread + k * width, x[k], statistics);
+    if (k * step < left) store_element(steps, row, thread + k * step, x[k], statistics);
   }
   if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
+}
+
+// Short rows have `width` lanes each.
+template <class Steps, int elements, int width>
+__global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_elements_per_lane(Steps steps) {
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
+  const int cols = row < steps.p.rows ? static_cast<int>(steps.p.cols) : 0;
+  const Count whole = count_of(static_cast<float>(steps.p.cols));
+  normalize_elements_of_row<elements, width>(steps, row, cols, static_cast<int>(threadIdx.x) % width, width, whole,
+                                             LaneTeam<width>{});
+}
+
+// Longer ones a block.
+inline constexpr int largest_block_of_elements = 1024;
+inline constexpr int elements_of_thread = 16;
+
+template <class Steps>
+__global__ void __launch_bounds__(largest_block_of_elements) normalize_elements_per_block(Steps steps) {
+  constexpr int warps = warps_of<largest_block_of_elements>;
+  __shared__ SplitMoments scratch[warps];
+  const int cols = static_cast<int>(steps.p.cols);
+  const int step = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  int in_warp = 0;  // columns
+  for (int first = thread - thread % lanes; first < cols; first += step) in_warp += min(lanes, cols - first);
+  const Count held = count_of(static_cast<float>(in_warp));
+  const Count whole = count_of(static_cast<float>(cols));
+  normalize_elements_of_row<elements_of_thread, lanes>(steps, blockIdx.x, cols, thread, step, held,
+                                                       BlockTeam<Steps::about, warps, false>{whole, scratch});
 }
 // [/snippet]
 
@@ -63,11 +96,24 @@ void launch_elements(const Steps& steps, cudaStream_t stream) {
 
 // Rows of up to 256 elements that are no whole vectors, in any tensors.
 template <class Steps>
-bool normalize_elements(const Steps& steps, cudaStream_t stream) {
+bool normalize_short_rows(const Steps& steps, cudaStream_t stream) {
   constexpr int each = sizeof(typename Steps::Element) == 4 ? 4 : 8;
   if (steps.p.cols <= 32) return launch_elements<each, 32 / each>(steps, stream), true;
   if (steps.p.cols <= 256) return launch_elements<8, 32>(steps, stream), true;
   return false;
+}
+
+// Longer ones, up to what a block holds.
+template <class Steps>
+bool normalize_by_elements(const Steps& steps, cudaStream_t stream) {
+  if (steps.p.cols > largest_block_of_elements * elements_of_thread) return false;
+  launch(normalize_elements_per_block<Steps>,
+         {.grid = static_cast<unsigned>(steps.p.rows),
+          .block = threads_for(steps.p.cols, elements_of_thread),
+          .overlap = true,
+          .stream = stream},
+         steps);
+  return true;
 }
 // [/snippet]
 

@@ -35,8 +35,9 @@ void normalize_rows_of_a_grid(const Steps& steps, cudaStream_t stream) {
   const bool by_offset = !whole_vectors && !p.batch_invariant;
   if (whole_vectors && launch_by_rules<true>(steps, stream)) return;
   if (by_offset && normalize_packed(steps, stream)) return;
-  if (!whole_vectors && normalize_elements(steps, stream)) return;
+  if (!whole_vectors && normalize_short_rows(steps, stream)) return;
   if (by_offset && same_offset && launch_by_rules<false>(steps, stream)) return;
+  if (!whole_vectors && normalize_by_elements(steps, stream)) return;
   launch(normalize_reread<Steps>,
          {.grid = static_cast<unsigned>(p.rows), .block = threads_of_reread, .overlap = true, .stream = stream}, steps);
 }

@@ -67,7 +67,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
     if constexpr (one_round_for<T, amount> && Steps::about == About::mean && !std::is_same_v<Team, LaneTeam<width>>) {
       return moments_in_one_round<T, Steps::about, width>(share, place, held);
     } else {
-      constexpr bool short_sums = in_short_sums<T, vectors, std::is_same_v<Team, LaneTeam<width>>>;
+      constexpr bool short_sums = in_short_sums<T, vectors, (width < lanes)>;
       return moments_of<T, Steps::about, width, short_sums>([&](auto f) { share.for_each(place, f); }, held, 1.0f);
     }
   };

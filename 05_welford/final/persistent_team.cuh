@@ -15,6 +15,7 @@ using warp_shuffle::lanes;
 // other blocks is hidden. The next row's moments go where nobody reads this row's.
 template <About about, int warps, class Exchange>
 struct PersistentTeam {
+  static constexpr bool rows_share_warps = false;
   Exchange exchange;
   Count all;               // values of the row
   Count in_block;          // and of its piece in this block

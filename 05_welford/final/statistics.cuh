@@ -36,7 +36,7 @@ __device__ inline Statistics statistics_of(Team& team, Count whole, float eps, A
     if (overflowed) scale = small_scale;
     team.put(again(scale));
     const SplitMoments anew = team.merge();
-    if (overflowed) moments = anew;
+    if (overflowed || !Team::rows_share_warps) moments = anew;
   }
   const float m2 = moments.m2 < 0.0f ? 0.0f : moments.m2;  // rounding may leave a little less than nothing
   return {scale, moments.pivot, moments.rest, rstd_of(m2 * whole.inverse, eps, scale)};

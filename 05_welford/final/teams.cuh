@@ -22,6 +22,7 @@ using warp_shuffle::lanes;
 // `width` neighbouring lanes: 32 / width rows to a warp. A part is the row.
 template <int width>
 struct LaneTeam {
+  static constexpr bool rows_share_warps = true;
   SplitMoments row;
 
   __device__ void put(const SplitMoments& part) { row = part; }
@@ -42,6 +43,7 @@ inline constexpr int warps_of = std::bit_ceil(unsigned{threads} / lanes);
 // The threads of a block of at most `warps` warps, a power of 2.
 template <About about, int warps, bool one_round>
 struct BlockTeam {
+  static constexpr bool rows_share_warps = false;
   Count all;              // values of the row in the block
   SplitMoments* scratch;  // [warps]
 
@@ -64,6 +66,7 @@ struct BlockTeam {
 // the first merge waits until all blocks have started, and have shared memory to write into.
 template <About about, int warps, bool one_round>
 struct ClusterTeam {
+  static constexpr bool rows_share_warps = false;
   Cluster cluster;
   BlockTeam<about, warps, one_round> block;
   Count all;              // values of the row

@@ -19,7 +19,6 @@ struct BackwardSteps {
   BatchNormBackward<T, G> p;
   float count;  // values of a channel
   static constexpr int inputs = 2;
-  static constexpr bool finds_mean = false;  // it is given
   __device__ const T* input(int i) const { return i == 0 ? p.dy : p.x; }
   __host__ __device__ T* output() const { return p.dx; }
 
@@ -40,7 +39,7 @@ struct BackwardSteps {
       dy_centered.fold();
     }
   };
-  __device__ Sums start(int channel, float) const { return {p.save_mean[channel], {}, {}}; }
+  __device__ Sums start(int channel, float, float, float) const { return {p.save_mean[channel], {}, {}}; }
   __device__ void add(Sums& sums, float dy, float x, float scale) const {
     sums.dy.lately += dy;
     sums.dy_centered.lately = fmaf(dy, (x - sums.mean) * scale, sums.dy_centered.lately);
@@ -60,18 +59,11 @@ struct BackwardSteps {
   template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
     Partial all = {0.0f, 0.0f};
-#pragma unroll 1
-    for (int first = team.lane; first < parts; first += 4 * team.size) {
-      float dy[4], dy_xhat[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = first + j * team.size;
-        const Partial one = i < parts ? part(i) : Partial{0.0f, 0.0f};
-        dy[j] = one.dy;
-        dy_xhat[j] = one.dy_xhat;
-      }
-      all.dy += welford::sum_of_pairs(dy);
-      all.dy_xhat += welford::sum_of_pairs(dy_xhat);
+#pragma unroll 4
+    for (int i = team.lane; i < parts; i += team.size) {
+      const Partial one = part(i);
+      all.dy += one.dy;
+      all.dy_xhat += one.dy_xhat;
     }
     team.add_up(all.dy, all.dy_xhat);
     return all;

@@ -1,4 +1,5 @@
-// BatchNorm with the running statistics: one factor to a channel. The trip through memory is that of apply.cuh.
+// BatchNorm with the running statistics. They fold with gamma and beta into one multiply-add for each channel. The trip
+// through memory is that of apply.cuh.
 #pragma once
 
 #include "04_vectorized/vectors.cuh"
@@ -11,8 +12,7 @@ namespace worklog::batchnorm {
 using vectorized::to_float;
 
 // [snippet: inference]
-// Inference: 1 / sqrt(running_var + eps) and gamma fold into one factor. The mean and beta could fold into an offset,
-// for one instruction less; but where x is near a mean that is large, what that rounds is all that is left.
+// Inference: the running statistics, gamma and beta fold into one multiply-add.
 template <class T_, class G>
 struct InferenceSteps {
   using T = T_;
@@ -22,9 +22,9 @@ struct InferenceSteps {
   __device__ T* output() const { return p.y; }
 
   struct Channel {
-    float mean, factor, beta;
+    float factor, offset;
   };
-  __device__ float result(float x, float, const Channel& c) const { return fmaf(x - c.mean, c.factor, c.beta); }
+  __device__ float result(float x, float, const Channel& c) const { return fmaf(x, c.factor, c.offset); }
 
   template <int size>
   __device__ void read_channels(const int (&channels)[size], Neighbors neighbors, Channel (&known)[size]) const {
@@ -51,7 +51,8 @@ struct InferenceSteps {
     read_values<in_a_row>(p.running_var, 1.0f, channels, variance);
 #pragma unroll
     for (int k = 0; k < size; ++k) {
-      known[k] = {mean[k], gamma[k] * rsqrtf(variance[k] + p.eps), beta[k]};
+      const float factor = gamma[k] * rsqrtf(variance[k] + p.eps);
+      known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
     }
   }
   template <bool in_a_row, class V, int size>

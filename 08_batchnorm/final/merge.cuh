@@ -4,12 +4,10 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "05_welford/final/sums.cuh"
 
 namespace worklog::batchnorm {
 
 using warp_shuffle::all_lanes;
-using welford::RunningSum;
 
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
 
@@ -40,26 +38,12 @@ struct Team {
   }
 };
 
-// A value near the mean of all sets: the mean of four of their means. An empty set counts as the first, which is never
-// empty. part(i) gives the moments of set i. Every lane reads the same four: that takes less time than to tell them.
-template <class GetPart>
-__device__ inline float center_of(int parts, GetPart part) {
-  const SplitMoments first = part(0);
-  float means[4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const SplitMoments read = k == 0 ? first : part(k * parts / 4);
-    const SplitMoments& m = read.count > 0.0f ? read : first;
-    means[k] = 0.25f * (m.pivot + m.rest);
-  }
-  return welford::sum_of_pairs(means);
-}
-
-// Chan's formula for any number of sets at once: the means are values whose spread adds to that within the sets. They
-// are taken relative to `center`: the nearer that is to the mean of all, the less cancels, and the less is rounded.
-// Sums are taken in an order that depends on the shape alone. `together` parts are asked for at a time.
+// Chan's formula for any number of sets at once: the means are values whose spread adds to that within the sets.
+// part(i) gives the moments of set i. The means are taken relative to that of `near`, the moments of one of the sets:
+// what then cancels is at most as many roundings as all sets have values for each of that one's. Sums are taken in an
+// order that depends on the shape alone. `together` parts are asked for at a time.
 template <int together, class GetPart>
-__device__ inline SplitMoments merge(const Team& team, int parts, float center, GetPart part) {
+__device__ inline SplitMoments merge(const Team& team, int parts, const SplitMoments& near, GetPart part) {
   float count = 0.0f;
   float sum = 0.0f;
   float squares = 0.0f;
@@ -69,25 +53,35 @@ __device__ inline SplitMoments merge(const Team& team, int parts, float center, 
 #pragma unroll
     for (int j = 0; j < together; ++j) {
       const int i = first + j * team.size;
-      some[j] = i < parts ? part(i) : SplitMoments{0.0f, center, 0.0f, 0.0f};
+      some[j] = i < parts ? part(i) : SplitMoments{0.0f, near.pivot, near.rest, 0.0f};
     }
-    float moments[together], m2[together];
 #pragma unroll
     for (int j = 0; j < together; ++j) {
       const SplitMoments& m = some[j];
-      const float off = (m.pivot - center) + m.rest;
+      const float off = (m.pivot - near.pivot) + (m.rest - near.rest);
       count += m.count;
-      moments[j] = m.count * off;
-      m2[j] = fmaf(moments[j], off, m.m2);
+      sum = fmaf(m.count, off, sum);
+      squares += fmaf(m.count * off, off, m.m2);
     }
-    sum += welford::sum_of_pairs(moments);
-    squares += welford::sum_of_pairs(m2);
   }
   team.add_up(count, sum, squares);
   const float mean = count > 0.0f ? sum / count : 0.0f;
   const float m2 = squares - sum * mean;
-  return {count, center, mean, m2 < 0.0f ? 0.0f : m2};  // a NaN stays
+  return {count, near.pivot, near.rest + mean, m2 < 0.0f ? 0.0f : m2};  // a NaN stays
 }
 // [/snippet]
+
+// A sum of thousands of values, one after the other, rounds each of them to fit the large sum. A sum of short sums does
+// so with few: those that a fold() adds.
+struct RunningSum {
+  float lately;  // the values since the last fold()
+  float before;
+
+  __device__ void fold() {
+    before += lately;
+    lately = 0.0f;
+  }
+  __device__ float all() const { return before + lately; }
+};
 
 }  // namespace worklog::batchnorm

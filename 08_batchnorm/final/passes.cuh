@@ -40,37 +40,6 @@ __device__ inline void fill_ring(const Ring& ring, const Steps& steps, const Par
   }
 }
 
-// A pivot for each element of a thread's vectors: the mean of all values, where they are fp32, some more than four, and
-// all in the ring. Else the middle of the first two. A pivot z standard deviations from the mean makes the sum of
-// squares 1 + z^2 times as large as it need be, and its roundings; of 50000 channels one has a first value with z
-// = 4.2, where the middle of two has 3.
-template <class Ring, int size>
-__device__ inline void find_pivots(const Ring& ring, int count, float scale, float (&pivots)[size]) {
-  const auto get = [&](int i, float(&values)[size]) {
-    unpack(*ring.in_batch(ring.first_slot() + i / Ring::batch * Ring::apart, i % Ring::batch, 0), values);
-  };
-  if (Ring::finds_means && count > 4) {
-    __pipeline_wait_prior(0);
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      float values[size];
-      get(i, values);
-#pragma unroll
-      for (int k = 0; k < size; ++k) pivots[k] = fmaf(values[k], scale, pivots[k]);
-    }
-    const float inverse = 1.0f / static_cast<float>(count);
-#pragma unroll
-    for (int k = 0; k < size; ++k) pivots[k] *= inverse;
-  } else {
-    float first[size], next[size];
-    __pipeline_wait_prior(Ring::batches - 1 - 1 / Ring::batch);  // the second vector, too
-    get(0, first);
-    get(count > 1 ? 1 : 0, next);
-#pragma unroll
-    for (int k = 0; k < size; ++k) pivots[k] = 0.5f * (first[k] * scale) + 0.5f * (next[k] * scale);
-  }
-}
-
 // A thread's sums over its vectors, one for each element of a vector. The ring has been filled. Moves `walk` to the
 // place after its last vector, and returns the last batch in the ring. As long as every thread has vectors to use and
 // to ask for, nothing is asked for each of them.
@@ -96,10 +65,14 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 
   Bits* slot = ring.first_slot();
   if (part.count > 0) {
-    float pivots[size] = {};
-    if constexpr (Steps::finds_mean) find_pivots(ring, part.count, scale, pivots);
+    float first[size], next[size];
+    __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
+    unpack(*slot, first);
+    unpack(*(part.count > 1 ? ring.in_batch(slot, 1, 0) : slot), next);
 #pragma unroll
-    for (int k = 0; k < size; ++k) sums[k] = steps.start(part.first_channel + channels[k], pivots[k]);
+    for (int k = 0; k < size; ++k) {
+      sums[k] = steps.start(part.first_channel + channels[k], first[k], next[k], scale);
+    }
   }
   int done = 0;
 #pragma unroll 1

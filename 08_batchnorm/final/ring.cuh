@@ -19,7 +19,6 @@ struct Ring {
   static constexpr int batch = Config::batch;  // vectors of each input
   static constexpr int held = batches * batch;
   static constexpr bool holds_all = Config::ring_holds_all;
-  static constexpr bool finds_means = holds_all && sizeof(T) == 4;
   using Bits = Vector<T, size>;
   static constexpr size_t bytes_of_thread = sizeof(Bits) * inputs * batches * batch;
 
