@@ -7,9 +7,9 @@
 namespace worklog::welford {
 
 // [snippet: running_sum]
-// Whether a thread with so many vectors of T adds up each by itself before it adds up those sums. Of a few values no
-// sum is long, unless the row itself has few. And elements of 16 bits have been rounded so much themselves that it
-// would not be seen.
+// Whether a thread with so many vectors of T adds up each by itself before it adds up those sums. It gains nothing
+// where the chain is short, unless the row is, too, so that a thread has much of it; nor with elements of 16 bits,
+// which have been rounded more than that themselves.
 template <class T, int vectors, bool is_short_row>
 inline constexpr bool in_short_sums = sizeof(T) > 2 && vectors > (is_short_row ? 2 : 4);
 
@@ -38,8 +38,9 @@ struct RunningSum {
 // [/snippet]
 
 // [snippet: pairwise_sum]
-// By pairs: two values, two such sums, two of those, and so on. No value is rounded more often than log2(n) times. What
-// waits for its like is kept: one sum of 2^k values for each k that the count of values has as a bit.
+// By pairs: two values, two such sums, two of those, and so on. A value is rounded once for each level, and there are
+// log2(n) of them. What waits for its like is kept: one sum of 2^k values for each k that the count of values has as a
+// bit. (Of more than 2^levels values, sums of so many are added up one after the other.)
 template <int levels>
 struct PairwiseSum {
   float waiting[levels] = {};
@@ -66,7 +67,7 @@ struct PairwiseSum {
   }
 };
 
-// The values of an array by pairs, which are lost.
+// The sum of an array by pairs, which overwrites it.
 template <int count>
 __device__ inline float sum_of_pairs(float (&v)[count]) {
 #pragma unroll

@@ -405,8 +405,8 @@ def allowed(case: Case, name: str, dtype: str) -> tuple[float, float]:
     """How many last places an output may be off, and how many times as far as PyTorch's, where that is more.
 
     Ten are a little more than one at the root mean square of a row: y and dx are two or three roundings of that size.
-    The mean of 16-bit elements is found as one float: 16 last places of it are 1/500 of what x has been rounded by. Sums
-    over a batch, and BatchNorm, are further off than PyTorch's (docs/verified.md)."""
+    The mean of 16-bit elements is found as one float: 16 last places of it are 1/500 of what x has been rounded by.
+    BatchNorm is further off than PyTorch's (docs/verified.md), and so may sums over a batch be."""
     if dtype != "fp32":
         # What is rounded twice may fall to the other side the first time: that is a last place, times gamma.
         return ROUNDED + (2.0 if case.round_before_gamma else 0.0), 1.5
