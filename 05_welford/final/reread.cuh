@@ -18,8 +18,8 @@ using warp_shuffle::block_sum;
 using warp_shuffle::lanes;
 
 // [snippet: reread]
-// What is left: rows that fit into no team's registers, wide rows on devices without clusters, and tensors whose rows
-// have different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
+// What is left: rows that fit into no team's registers, wide rows on devices without clusters, and wide rows of tensors
+// with different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
 inline constexpr int threads_of_reread = 1024;
 inline constexpr int reads_at_once = 8;
 
