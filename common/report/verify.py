@@ -28,6 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import fuzz
 from launches import architecture_of
 from machine_code import code_of_all, kernels_in
 from programs import Failed, Program, programs_in, require_gpu, shown, tool, write_json
@@ -357,8 +358,6 @@ def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
 
 
 def run_fuzz(options: argparse.Namespace) -> int:
-    import fuzz
-
     try:
         tally = fuzz.run(options.library, options.fuzz, options.seed, options.case, options.elements, options.cols,
                          options.found)

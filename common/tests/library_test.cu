@@ -504,7 +504,7 @@ TEST_F(Library, RefusesWhatIsWrongInAForwardPass) {
     expect_refused(nw_layernorm_forward(&valid.args, nullptr), status, sentence);
   };
   using Args = nw_layernorm_forward_args;
-  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 104; it is 8");
+  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112; it is 8");
   refuses([](Args& a) { a.size = size_t{1} << 40; }, NW_ERROR_STRUCT_SIZE, "size is ");
   refuses([](Args& a) { a.dtype = 3; }, NW_ERROR_TYPE,
           "dtype must be NW_FP32 (0), NW_FP16 (1) or NW_BF16 (2); it is 3");

@@ -60,7 +60,7 @@ def test_a_result_that_is_off_is_found(memory: OnCpuLayer, monkeypatch: pytest.M
 
     monkeypatch.setattr(fuzz.Call, "make", spoiled)
     with memory.quiet():
-        assert len(accuracy.check(memory, 30, 1 << 16)) > 3
+        assert len(accuracy.check(memory, 30, 1 << 16)) > 2
 
 
 def test_a_row_does_not_hang_on_its_batch(memory: OnCpuLayer) -> None:

@@ -128,7 +128,7 @@ TEST(ForwardRules, WithoutParametersNoRuleIsTakenThatNeedsThem) {
   }
 }
 
-// With batch_invariant all numbers of rows of one length go to one rule, and there is one.
+// With batch_invariant all numbers of rows of one length go to one rule, if there is one.
 TEST(ForwardRules, TheBatchDoesNotMatterWhereItMustNot) {
   namespace w = worklog::welford;
   const std::span<const w::Rule> rules = w::sm_90::whole_vectors;
@@ -141,7 +141,9 @@ TEST(ForwardRules, TheBatchDoesNotMatterWhereItMustNot) {
               worklog::rule_for(rules, w::RowFacts{operation, types, true, true, rows, length, multiprocessors}));
         }
         ASSERT_EQ(taken.size(), 1) << length;
-        ASSERT_LT(*taken.begin(), rules.size()) << length;
+        if (length <= 32768) {  // longer rows may be left to reread
+          ASSERT_LT(*taken.begin(), rules.size()) << length;
+        }
       }
     }
   }
