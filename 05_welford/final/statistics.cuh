@@ -26,7 +26,7 @@ __device__ inline float rstd_of(float variance, float eps, float scale) {
 }
 
 // From the parts that have been put. again(scale) finds this warp's part anew, of x * scale. `whole` counts the values
-// of the row. Lanes whose row has not overflowed keep what they have: it must not hang on a neighbour's row.
+// of the row. Lanes whose row has not overflowed keep what they have: it must not depend on a neighbour's row.
 template <class Team, class Again>
 __device__ inline Statistics statistics_of(Team& team, Count whole, float eps, Again again) {
   SplitMoments moments = team.merge();

@@ -65,7 +65,7 @@ constexpr bool is_for(const Rule& rule, unsigned pass, unsigned types) {
   return (rule.passes & pass) != 0 && (rule.types & types) != 0;
 }
 
-// Whether it hangs on the number of rows if the rule takes them, or into how many parts it cuts a row.
+// Whether it depends on the number of rows if the rule takes them, or into how many parts it cuts a row.
 constexpr bool is_for_some_batches(const Rule& rule) {
   return rule.size != Size::any || rule.least_rows > 0 || rule.most_rows < many || rule.tile.team == Team::grid;
 }

@@ -5,7 +5,7 @@
 // pointer + i * stride; strides are in elements. A pointer that is documented as optional may be null.
 //
 // batch_invariant: a row comes out the same, bit for bit, however many others come with it, and wherever among them it
-// is. Only the final kernels know of it. What it hangs on then is cols, the types, which parameters there are, and
+// is. Only the final kernels know of it. What it depends on then is cols, the types, which parameters there are, and
 // whether all rows start on 16-byte boundaries. Sums over rows, dgamma and dbeta, are of the batch by what they are.
 #pragma once
 

@@ -1,5 +1,5 @@
 """What the library's results are worth: how far off they are beside PyTorch's (common/report/accuracy.py), and that a
-row does not hang on its batch (common/report/batches.py).
+row does not depend on its batch (common/report/batches.py).
 
 Needs numpy, ml_dtypes and pytest, which .venv has after ./worklog setup; without them it exits with 77, which CTest
 counts as Skipped.
@@ -63,7 +63,7 @@ def test_a_result_that_is_off_is_found(memory: OnCpuLayer, monkeypatch: pytest.M
         assert len(accuracy.check(memory, 30, 1 << 16)) > 2
 
 
-def test_a_row_does_not_hang_on_its_batch(memory: OnCpuLayer) -> None:
+def test_a_row_does_not_depend_on_its_batch(memory: OnCpuLayer) -> None:
     with memory.quiet():
         found = batches.run(memory, True, 1 << 16, every=4)
     assert batches.figures(found)["differing_rows"] == 0

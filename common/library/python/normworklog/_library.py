@@ -286,7 +286,7 @@ def batch_norm_backward(
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
-# What was asked before is kept: for one type the size hangs on the width alone, and for BatchNorm on nothing.
+# What was asked before is kept: for one type the size depends on the width alone, and for BatchNorm on nothing.
 _workspace_bytes: dict[tuple[int, int, int, int], int] = {}
 
 
