@@ -137,13 +137,13 @@ def check(memory: Any, every: int, most_elements: int | None) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=Path, help="libnormworklog; else the one that normworklog finds")
+    parser.add_argument("--library", dest="built", type=Path, help="libnormworklog; else what normworklog finds")
     parser.add_argument("--write", type=Path, metavar="DIRECTORY", help="PyTorch's errors and ours, as JSON")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N")
     parser.add_argument("--elements", type=int, metavar="N", help="no case of more")
     options = parser.parse_args()
-    if options.library:
-        fuzz._library._loaded = fuzz._library.Library(options.library)
+    if options.built:
+        fuzz._library._loaded = fuzz._library.Library(options.built)
     memory = OnGpuAsNumpy() if fuzz._library.load().on_gpu else OnCpuLayer()
     with memory.quiet():
         if options.write:

@@ -151,13 +151,13 @@ def figures(found: dict[str, dict[int, int]]) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=Path, help="libnormworklog; else the one that normworklog finds")
+    parser.add_argument("--library", dest="built", type=Path, help="libnormworklog; else what normworklog finds")
     parser.add_argument("--without", action="store_true", help="also without the flag")
     parser.add_argument("--elements", type=int, metavar="N", help="no batch of more")
     parser.add_argument("--output", type=Path, help="what was found, as JSON")
     options = parser.parse_args()
-    if options.library:
-        _library._loaded = _library.Library(options.library)
+    if options.built:
+        _library._loaded = _library.Library(options.built)
     on_gpu = _library.load().on_gpu
     memory = OnGpu() if on_gpu else OnCpuLayer()
     with memory.quiet():

@@ -359,7 +359,7 @@ def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
 
 def run_fuzz(options: argparse.Namespace) -> int:
     try:
-        tally = fuzz.run(options.library, options.fuzz, options.seed, options.case, options.elements, options.cols,
+        tally = fuzz.run(options.built, options.fuzz, options.seed, options.case, options.elements, options.cols,
                          options.found)
     except (fuzz._library.Error, ImportError) as error:
         print(f"verify.py: {error}", file=sys.stderr)
@@ -395,7 +395,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fuzz", type=float, metavar="SECONDS", help="random calls of the library instead (fuzz.py)")
     parser.add_argument("--seed", type=int, default=1, help="of the random calls")
     parser.add_argument("--case", type=int, help="only the random call of this number")
-    parser.add_argument("--library", type=Path, help="for random calls (default: that of the build)")
+    parser.add_argument("--library", dest="built", type=Path, help="for random calls (default: that of the build)")
     parser.add_argument("--elements", type=int, help="random calls: most elements of a tensor")
     parser.add_argument("--cols", type=int, default=1 << 20, help="random calls: most columns")
     parser.add_argument("--found", type=int, default=20, help="random calls: end after so many that are wrong")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,15 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/report/peers"))
 sys.dont_write_bytecode = True
 
-try:
-    import numpy
-except ImportError:
-    own = ROOT / ".venv/bin/python"
-    if not own.exists() or Path(sys.prefix).resolve() == (ROOT / ".venv").resolve():
-        print("numpy is not here: ./worklog setup installs it")
-        sys.exit(77)
-    os.execv(own, [str(own), *sys.argv])
+from venv_of_tests import need
 
+need("numpy")
+
+import numpy
 import errors
 
 

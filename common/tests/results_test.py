@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
+from venv_of_tests import need
+
 ROOT = Path(__file__).resolve().parents[2]
-try:
-    import ml_dtypes  # noqa: F401
-    import numpy
-    import pytest
-except ImportError:
-    python = ROOT / ".venv/bin/python"
-    if not python.is_file() or Path(sys.prefix) == python.parents[1]:
-        sys.exit(77)
-    os.execv(python, [python, *sys.argv])
+need("ml_dtypes", "numpy", "pytest")
+
+import numpy  # noqa: E402
+import pytest  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "common/report"))
 import accuracy  # noqa: E402
