@@ -39,10 +39,16 @@ struct BackwardSteps {
       dy_centered.fold();
     }
   };
-  __device__ Sums start(int channel, float, float, float) const { return {p.save_mean[channel], {}, {}}; }
+  __device__ Sums start(int channel, float) const { return {p.save_mean[channel], {}, {}}; }
   __device__ void add(Sums& sums, float dy, float x, float scale) const {
     sums.dy.lately += dy;
     sums.dy_centered.lately = fmaf(dy, (x - sums.mean) * scale, sums.dy_centered.lately);
+  }
+  __device__ void add(Sums& sums, const float (&dy)[2], const float (&x)[2], bool both, float scale) const {
+    const float other = both ? dy[1] : 0.0f;
+    const float other_centered = both ? (x[1] - sums.mean) * scale : 0.0f;
+    sums.dy.lately += dy[0] + other;
+    sums.dy_centered.lately += fmaf(other, other_centered, dy[0] * ((x[0] - sums.mean) * scale));
   }
 
   struct Partial {

@@ -1,5 +1,5 @@
-// BatchNorm with the running statistics. They fold with gamma and beta into one multiply-add for each channel. The trip
-// through memory is that of apply.cuh.
+// BatchNorm with the running statistics: a subtraction and a multiply-add for each element. The trip through memory is
+// that of apply.cuh.
 #pragma once
 
 #include "04_vectorized/vectors.cuh"
@@ -12,7 +12,8 @@ namespace worklog::batchnorm {
 using vectorized::to_float;
 
 // [snippet: inference]
-// Inference: the running statistics, gamma and beta fold into one multiply-add.
+// Inference. The mean is not folded into an offset with beta: where it is large, x - mean is exact, and x * factor is
+// not.
 template <class T_, class G>
 struct InferenceSteps {
   using T = T_;
@@ -22,9 +23,9 @@ struct InferenceSteps {
   __device__ T* output() const { return p.y; }
 
   struct Channel {
-    float factor, offset;
+    float mean, factor, beta;
   };
-  __device__ float result(float x, float, const Channel& c) const { return fmaf(x, c.factor, c.offset); }
+  __device__ float result(float x, float, const Channel& c) const { return fmaf(x - c.mean, c.factor, c.beta); }
 
   template <int size>
   __device__ void read_channels(const int (&channels)[size], Neighbors neighbors, Channel (&known)[size]) const {
@@ -51,8 +52,7 @@ struct InferenceSteps {
     read_values<in_a_row>(p.running_var, 1.0f, channels, variance);
 #pragma unroll
     for (int k = 0; k < size; ++k) {
-      const float factor = gamma[k] * rsqrtf(variance[k] + p.eps);
-      known[k] = {factor, fmaf(-mean[k], factor, beta[k])};
+      known[k] = {mean[k], gamma[k] * rsqrtf(variance[k] + p.eps), beta[k]};
     }
   }
   template <bool in_a_row, class V, int size>

@@ -4,10 +4,17 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "05_welford/final/sums.cuh"
 
 namespace worklog::batchnorm {
 
 using warp_shuffle::all_lanes;
+using welford::RunningSum;
+
+// Elements of 16 bits have been rounded more than their sums ever are. What spares fp32 a last place is not for them:
+// it would cost registers that their kernels do not have.
+template <class T>
+inline constexpr bool is_exact = sizeof(T) > 2;
 
 inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
 
@@ -39,9 +46,9 @@ struct Team {
 };
 
 // Chan's formula for any number of sets at once: the means are values whose spread adds to that within the sets.
-// part(i) gives the moments of set i. The means are taken relative to that of `near`, the moments of one of the sets:
-// what then cancels is at most as many roundings as all sets have values for each of that one's. Sums are taken in an
-// order that depends on the shape alone. `together` parts are asked for at a time.
+// part(i) gives the moments of set i. The means are taken relative to that of `near`: the nearer it is to the mean of
+// all, the less cancels. Sums are taken in an order that depends on the shape alone. `together` parts are asked for at
+// a time.
 template <int together, class GetPart>
 __device__ inline SplitMoments merge(const Team& team, int parts, const SplitMoments& near, GetPart part) {
   float count = 0.0f;
@@ -70,18 +77,5 @@ __device__ inline SplitMoments merge(const Team& team, int parts, const SplitMom
   return {count, near.pivot, near.rest + mean, m2 < 0.0f ? 0.0f : m2};  // a NaN stays
 }
 // [/snippet]
-
-// A sum of thousands of values, one after the other, rounds each of them to fit the large sum. A sum of short sums does
-// so with few: those that a fold() adds.
-struct RunningSum {
-  float lately;  // the values since the last fold()
-  float before;
-
-  __device__ void fold() {
-    before += lately;
-    lately = 0.0f;
-  }
-  __device__ float all() const { return before + lately; }
-};
 
 }  // namespace worklog::batchnorm

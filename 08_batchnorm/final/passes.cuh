@@ -4,6 +4,7 @@
 
 #include <cuda_pipeline.h>
 
+#include "05_welford/final/sums.cuh"
 #include "08_batchnorm/final/parts.cuh"
 #include "08_batchnorm/final/ring.cuh"
 #include "08_batchnorm/final/vector.cuh"
@@ -51,12 +52,22 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
   constexpr int batch = Ring::batch;
   constexpr int held = Ring::held;
   const auto fetch = [&](Bits* slot, int i, uint64_t advice) { fetch_forwards(ring, steps, walk, slot, i, advice); };
-  const auto add = [&](Bits* slot, int i) {
-    float first[size], second[size];
-    unpack(*ring.in_batch(slot, i, 0), first);
-    unpack(*ring.in_batch(slot, i, Steps::inputs - 1), second);
+  constexpr int together = is_exact<typename Steps::T> && batch > 1 ? 2 : 1;
+  const auto add = [&](Bits* slot, int i, bool both) {
+    float first[together][size], second[together][size];
 #pragma unroll
-    for (int k = 0; k < size; ++k) steps.add(sums[k], first[k], second[k], scale);
+    for (int j = 0; j < together; ++j) {
+      unpack(*ring.in_batch(slot, i + j, 0), first[j]);
+      unpack(*ring.in_batch(slot, i + j, Steps::inputs - 1), second[j]);
+    }
+#pragma unroll
+    for (int k = 0; k < size; ++k) {
+      if constexpr (together == 1) {
+        steps.add(sums[k], first[0][k], second[0][k], scale);
+      } else {
+        steps.add(sums[k], {first[0][k], first[1][k]}, {second[0][k], second[1][k]}, both, scale);
+      }
+    }
   };
   const auto fold = [&] {
 #pragma unroll
@@ -65,13 +76,17 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 
   Bits* slot = ring.first_slot();
   if (part.count > 0) {
-    float first[size], next[size];
+    constexpr int some = is_exact<typename Steps::T> && batch > 2 ? batch : 2;
+    float first[some][size];
     __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
-    unpack(*slot, first);
-    unpack(*(part.count > 1 ? ring.in_batch(slot, 1, 0) : slot), next);
+#pragma unroll
+    for (int i = 0; i < some; ++i) unpack(*(i < part.count ? ring.in_batch(slot, i, 0) : slot), first[i]);
 #pragma unroll
     for (int k = 0; k < size; ++k) {
-      sums[k] = steps.start(part.first_channel + channels[k], first[k], next[k], scale);
+      float values[some];
+#pragma unroll
+      for (int i = 0; i < some; ++i) values[i] = 1.0f / some * (first[i][k] * scale);
+      sums[k] = steps.start(part.first_channel + channels[k], welford::sum_of_pairs(values));
     }
   }
   int done = 0;
@@ -82,7 +97,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
       const uint64_t advice = ring.advice_at(done + held + b * batch, part);
       ring.wait_for_oldest();
 #pragma unroll
-      for (int i = 0; i < batch; ++i) add(slot, i);
+      for (int i = 0; i < batch; i += together) add(slot, i, true);
 #pragma unroll
       for (int i = 0; i < batch; ++i) fetch(slot, i, advice);
       ring.commit();
@@ -96,8 +111,8 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
   for (; done < part.count; done += batch) {
     ring.wait_for_oldest();
 #pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      if (done + i < part.count) add(slot, i);
+    for (int i = 0; i < batch; i += together) {
+      if (done + i < part.count) add(slot, i, done + i + 1 < part.count);
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i, ++asked) {

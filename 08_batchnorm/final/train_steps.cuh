@@ -43,11 +43,9 @@ struct TrainSteps {
     return {p.gamma ? p.gamma[channel] : static_cast<G>(1.0f), p.beta ? p.beta[channel] : static_cast<G>(0.0f)};
   }
 
-  // One thread's sums for one channel, of differences from a pivot: the middle of the first two values that it meets.
-  // It lies among the values that the variance is of, so that the variance cannot be small against its distance from
-  // the mean, and what cancels is at most as many roundings as the thread has values. A pivot z standard deviations
-  // from the mean makes the sum of squares 1 + z^2 times as large as it need be, and its roundings; of 50000 channels
-  // one has a first value with z = 4.2, where the middle of two has 3.
+  // One thread's sums for one channel, of differences from a pivot: the mean of the first values that it meets. A pivot
+  // z standard deviations from the mean makes the sum of squares 1 + z^2 times as large as it need be, and its
+  // roundings. Of 50000 channels one has a first value with z = 4.2; the mean of four has 2.1.
   struct Sums {
     float pivot;
     RunningSum sum, squares;
@@ -57,13 +55,18 @@ struct TrainSteps {
       squares.fold();
     }
   };
-  __device__ Sums start(int, float x, float next, float scale) const {
-    return {0.5f * (x * scale) + 0.5f * (next * scale), {}, {}};
-  }
+  __device__ Sums start(int, float pivot) const { return {pivot, {}, {}}; }
   __device__ void add(Sums& sums, float x, float, float scale) const {
     const float d = fmaf(x, scale, -sums.pivot);
     sums.sum.lately += d;
     sums.squares.lately = fmaf(d, d, sums.squares.lately);
+  }
+  // Two values, which meet before they meet the sum. Or one, unless `both`.
+  __device__ void add(Sums& sums, const float (&x)[2], const float (&)[2], bool both, float scale) const {
+    const float one = fmaf(x[0], scale, -sums.pivot);
+    const float other = both ? fmaf(x[1], scale, -sums.pivot) : 0.0f;
+    sums.sum.lately += one + other;
+    sums.squares.lately += fmaf(other, other, one * one);
   }
 
   using Partial = SplitMoments;  // of a thread
@@ -80,7 +83,15 @@ struct TrainSteps {
   }
   template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
-    return merge<4>(team, parts, part(0), part);
+    // The mean of four parts: that of one may be far from the mean of all. The first is never empty.
+    constexpr int asked = is_exact<T> ? 4 : 1;
+    float means[asked];
+#pragma unroll
+    for (int i = 0; i < asked; ++i) {
+      const Partial one = part(parts * i / asked);
+      means[i] = i == 0 || one.count > 0.0f ? 1.0f / asked * (one.pivot + one.rest) : means[0];
+    }
+    return merge<4>(team, parts, {0.0f, welford::sum_of_pairs(means), 0.0f, 0.0f}, part);
   }
   // The first `count` of one thread's own elements.
   template <int size>
@@ -137,7 +148,9 @@ struct TrainSteps {
   __device__ Channel finish(const Shared& all, const Given& given) const {
     const float scale = all.count < 0.0f ? small_scale : 1.0f;
     const float factor = invstd_of(all) * to_float(given.gamma);
-    return {all.pivot, factor, fmaf(-all.rest, factor, to_float(given.beta)), scale};
+    const float center = is_exact<T> ? all.pivot + all.rest : all.pivot;
+    const float rest = is_exact<T> ? (all.pivot - center) + all.rest : all.rest;  // of the mean
+    return {center, factor, fmaf(-rest, factor, to_float(given.beta)), scale};
   }
   // What the batches before have left.
   struct Past {
