@@ -23,12 +23,13 @@ using warp_shuffle::lanes;
 template <int elements, int width, class Steps, class Team>
 __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row, int cols, int thread, int step,
                                                  Count held, Team team) {
-  const int left = cols - thread;  // columns from this thread's first on
+  const int64_t first = thread;    // 64 bits from here on: else each column's offset is widened by itself
+  const int left = cols - thread;  // columns from the first on
   wait_for_previous_kernel();
   float x[elements];
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (k * step < left) x[k] = steps.load(row, thread + k * step);
+    if (k * step < left) x[k] = steps.load(row, first + k * step);
   }
   let_next_kernel_start();
 
@@ -48,7 +49,7 @@ __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row
 
 #pragma unroll
   for (int k = 0; k < elements; ++k) {
-    if (k * step < left) store_element(steps, row, thread + k * step, x[k], statistics);
+    if (k * step < left) store_element(steps, row, first + k * step, x[k], statistics);
   }
   if (thread == 0 && row < steps.p.rows) steps.write_statistics(row, statistics);
 }
