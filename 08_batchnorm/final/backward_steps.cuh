@@ -63,6 +63,10 @@ struct BackwardSteps {
     return {dy, dy * ((to_float(p.x[i]) - p.save_mean[channel]) * p.save_invstd[channel])};
   }
   template <class GetPart>
+  __device__ Partial near_all(int, GetPart) const {
+    return {};  // sums need none
+  }
+  template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
     Partial all = {0.0f, 0.0f};
 #pragma unroll 4

@@ -92,7 +92,8 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
     if (writes) all[split * tiling.tile_channels] = found;
     cooperative_groups::this_grid().sync();
     if (merges) {
-      found = steps.combined(team, tiling.splits, all[0], [&](int i) { return all[i * tiling.tile_channels]; });
+      const auto of_block = [&](int i) { return all[i * tiling.tile_channels]; };
+      found = steps.combined(team, tiling.splits, steps.near_all(tiling.splits, of_block), of_block);
     }
   }
   let_next_kernel_start();

@@ -81,17 +81,23 @@ struct TrainSteps {
   __device__ Partial partial_of_element(int64_t i, int, float scale) const {
     return {1.0f, to_float(p.x[i]) * scale, 0.0f, 0.0f};
   }
+  // Something near the moments of all parts, of which the first is not empty: the mean of four, for that of one may be
+  // far from the mean of all. Of blocks some may have scaled their values down, and some not.
+  template <class GetPart>
+  __device__ SplitMoments near_all(int parts, GetPart part) const {
+    constexpr int asked = is_exact<T> ? 4 : 1;
+    const SplitMoments first = part(0);
+    float means[asked] = {1.0f / asked * (first.pivot + first.rest)};
+#pragma unroll
+    for (int i = 1; i < asked; ++i) {
+      const SplitMoments one = part(parts * i / asked);
+      means[i] = one.count * first.count > 0.0f ? 1.0f / asked * (one.pivot + one.rest) : means[0];
+    }
+    return {first.count, welford::sum_of_pairs(means), 0.0f, first.m2};
+  }
   template <class GetPart>
   __device__ Partial merged(const Team& team, int parts, GetPart part) const {
-    // The mean of four parts: that of one may be far from the mean of all. The first is never empty.
-    constexpr int asked = is_exact<T> ? 4 : 1;
-    float means[asked];
-#pragma unroll
-    for (int i = 0; i < asked; ++i) {
-      const Partial one = part(parts * i / asked);
-      means[i] = i == 0 || one.count > 0.0f ? 1.0f / asked * (one.pivot + one.rest) : means[0];
-    }
-    return merge<4>(team, parts, {0.0f, welford::sum_of_pairs(means), 0.0f, 0.0f}, part);
+    return merge<4>(team, parts, near_all(parts, part), part);
   }
   // The first `count` of one thread's own elements.
   template <int size>
@@ -127,7 +133,7 @@ struct TrainSteps {
     return {fabsf(s.count), s.pivot * by, s.rest * by, s.m2 * by * by};
   }
 
-  // Those of several blocks, or of several GPUs, together. `near` is one of them that is not empty.
+  // Those of several blocks, or of several GPUs, together. `near` is one of them that is not empty, or near_all().
   template <class GetShared>
   __device__ Shared combined(const Team& team, int parts, const Shared& near, GetShared shared) const {
     const auto part = [&](int i) { return unscaled(shared(i)); };
