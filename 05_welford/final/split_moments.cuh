@@ -69,13 +69,28 @@ __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float sc
   return {held.count, pivot, rest, m2 - all_left * rest};  // rest is tiny against the deviation: nothing cancels here
 }
 
+// A value near the mean of all parts, each with a lane: the mean of the first four, for that of one may be far away, as
+// where it has an outlier. Lanes without values have no say.
+template <int width>
+__device__ inline float near_all(const SplitMoments& part) {
+  constexpr int asked = width < 4 ? width : 4;
+  const float mean = part.count > 0.0f ? part.pivot + part.rest : NAN;
+  float means[asked];
+#pragma unroll
+  for (int i = 0; i < asked; ++i) {
+    const float other = 1.0f / asked * __shfl_sync(all_lanes, mean, i, width);
+    means[i] = isnan(other) ? means[0] : other;
+  }
+  return sum_of_pairs(means);
+}
+
 // Chan's formula for `width` lanes at once, each with the moments of a part of `all` values. In `one_round` the two
 // sums wait for their lanes side by side, and what is too much in the squares is taken away after: at most as many
 // times what it leaves as there are parts. Those are some bits, which elements of 16 bits do not miss.
 template <About about, int width, bool one_round = false>
 __device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
   if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
-  const float pivot = __shfl_sync(all_lanes, part.pivot, 0, width);
+  const float pivot = one_round ? __shfl_sync(all_lanes, part.pivot, 0, width) : near_all<width>(part);
   const float difference = (part.pivot - pivot) + part.rest;
   if constexpr (one_round) {
     const float moment = part.count * difference;

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 Array = Any  # of numpy or of PyTorch
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+MOST_KEPT = 4 << 30  # bytes that PyTorch may hold and not use
 LARGEST = {"fp32": float.fromhex("0x1.fffffep127"), "fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
 ALIGNED = 256  # bytes
 
@@ -78,6 +79,9 @@ class OnCpuLayer:
         del graph
         call(0)
 
+    def give_back(self) -> None:
+        pass
+
     def quiet(self) -> Any:
         return self.xp.errstate(all="ignore")
 
@@ -95,6 +99,7 @@ class OnGpu:
         self.xp = torch
         self.types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
         self.streams = threading.local()
+        self.capturing = threading.Lock()
 
     def _generator(self, seed: int) -> Any:
         return self.xp.Generator("cuda").manual_seed(seed)
@@ -141,6 +146,12 @@ class OnGpu:
     def same_bytes(self, one: Array, other: Array) -> bool:
         return bool(self.xp.equal(one, other))
 
+    def give_back(self) -> None:
+        """What PyTorch keeps for later, where it is much: each stream keeps its own, and other programs run, too."""
+        if self.xp.cuda.memory_reserved() > MOST_KEPT:
+            with self.capturing:  # nothing may be freed meanwhile
+                self.xp.cuda.empty_cache()
+
     def run(self, call: Callable[[int], None], graph: bool) -> None:
         """In the current stream; `graph`: captured into a graph, and that replayed."""
         stream = self.xp.cuda.current_stream()
@@ -148,11 +159,12 @@ class OnGpu:
             call(stream.cuda_stream)
         else:
             captured = self.xp.cuda.CUDAGraph()
-            captured.capture_begin(capture_error_mode="thread_local")
-            try:
-                call(stream.cuda_stream)
-            finally:
-                captured.capture_end()
+            with self.capturing:
+                captured.capture_begin(capture_error_mode="thread_local")
+                try:
+                    call(stream.cuda_stream)
+                finally:
+                    captured.capture_end()
             captured.replay()
         stream.synchronize()
 
