@@ -79,8 +79,9 @@ __global__ void __launch_bounds__(largest_block_of_elements) normalize_elements_
   for (int first = thread - thread % lanes; first < cols; first += step) in_warp += min(lanes, cols - first);
   const Count held = count_of(static_cast<float>(in_warp));
   const Count whole = count_of(static_cast<float>(cols));
-  normalize_elements_of_row<elements_of_thread, lanes>(steps, blockIdx.x, cols, thread, step, held,
-                                                       BlockTeam<Steps::about, warps, false>{whole, scratch});
+  normalize_elements_of_row<elements_of_thread, lanes>(
+      steps, blockIdx.x, cols, thread, step, held,
+      BlockTeam<Steps::about, warps, merge_for<typename Steps::Element, Amount::many>>{whole, scratch});
 }
 // [/snippet]
 

@@ -28,7 +28,9 @@ using warp_shuffle::lanes;
 // Where rows are so few, the time is that of one row's way through the kernel: each round of shuffles counts. But where
 // a lane has much of the row, one round is not exact enough beside outliers.
 template <class T, Amount amount>
-inline constexpr bool one_round_for = amount != Amount::many && !splits_mean<T>;
+inline constexpr Merge merge_for = splits_mean<T>           ? Merge::exact_mean
+                                   : amount != Amount::many ? Merge::one_round
+                                                            : Merge::two_rounds;
 
 // And each branch that the loads wait behind: whether a row has values is not asked.
 template <Amount amount>
@@ -64,7 +66,8 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
   if constexpr (!are_blocks) let_next_kernel_start();
 
   const auto first_moments = [&] {
-    if constexpr (one_round_for<T, amount> && Steps::about == About::mean && !std::is_same_v<Team, LaneTeam<width>>) {
+    if constexpr (merge_for<T, amount> == Merge::one_round && Steps::about == About::mean &&
+                  !std::is_same_v<Team, LaneTeam<width>>) {
       return moments_in_one_round<T, Steps::about, width>(share, place, held);
     } else {
       constexpr bool short_sums = in_short_sums<T, vectors, (width < lanes)>;
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count whole = count_of_row<amount>(cols);
   normalize_row<fit, given, amount, lanes, vectors>(
-      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, one_round_for<T, amount>>{whole, scratch});
+      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, merge_for<T, amount>>{whole, scratch});
 }
 
 template <class Steps, Fit fit, bool given, Amount amount, int vectors, int threads, int resident>
@@ -143,7 +146,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count in_block =
       count_of(static_cast<float>(vectors_of_block * vector_size<T> + (block == 0 ? layout.edges : 0)));
   const Count whole = count_of_row<amount>(cols);
-  const ClusterTeam<Steps::about, warps, one_round_for<T, amount>> team{
+  const ClusterTeam<Steps::about, warps, merge_for<T, amount>> team{
       cluster, {in_block, block_scratch}, whole, cluster_scratch};
   normalize_row<fit, given, amount, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
 }

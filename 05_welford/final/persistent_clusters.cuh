@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count in_block = count_of(block_sum(thread % lanes == 0 ? held.count : 0.0f, sums));
   const Count whole = count_of(static_cast<float>(cols));
-  PersistentTeam<Steps::about, warps, Exchange> team{Exchange(cluster, arrivals), whole, in_block, of_warps, of_blocks};
+  PersistentTeam<Steps::about, warps, merge_for<T, Amount::many>, Exchange> team{Exchange(cluster, arrivals), whole,
+                                                                                 in_block, of_warps, of_blocks};
   team.exchange.open();  // all blocks have started, and have shared memory to write into
   walk_rows(RowRing<Steps, fit, vectors, threads, stages>(steps, place, walk), team, held, whole, block + thread == 0);
   let_next_kernel_start();

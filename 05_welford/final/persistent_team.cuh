@@ -13,7 +13,7 @@ using warp_shuffle::lanes;
 // [snippet: staying_team]
 // A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
 // other blocks is hidden. The next row's moments go where nobody reads this row's.
-template <About about, int warps, class Exchange>
+template <About about, int warps, Merge how, class Exchange>
 struct PersistentTeam {
   static constexpr bool rows_share_warps = false;
   Exchange exchange;
@@ -30,7 +30,7 @@ struct PersistentTeam {
     __syncthreads();
     if (threadIdx.x / lanes == warps - 1) {  // the last warp: the first has the edges to care for
       const unsigned other = threadIdx.x % lanes;
-      const SplitMoments moments = merge_lanes<about, warps>(parts[other % warps], in_block);
+      const SplitMoments moments = merge_lanes<about, warps, how>(parts[other % warps], in_block);
       if (other < exchange.cluster.num_blocks()) {
         exchange.send(other, of_blocks + half * most_blocks_of_cluster + exchange.cluster.block_rank(),
                       {moments.count, moments.pivot, moments.rest, moments.m2});
@@ -53,7 +53,7 @@ struct PersistentTeam {
       moments = {sent.x, sent.y, sent.z, sent.w};
     }
     half ^= 1;
-    return merge_lanes<about, most_blocks_of_cluster>(moments, all);
+    return merge_lanes<about, most_blocks_of_cluster, how>(moments, all);
   }
   __device__ bool any(bool value) const { return value; }
 };

@@ -68,41 +68,6 @@ __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float sc
   const float rest = all_left * held.inverse;
   return {held.count, pivot, rest, m2 - all_left * rest};  // rest is tiny against the deviation: nothing cancels here
 }
-
-// A value near the mean of all parts, each with a lane: the mean of the first four, for that of one may be far away, as
-// where it has an outlier. Lanes without values have no say.
-template <int width>
-__device__ inline float near_all(const SplitMoments& part) {
-  constexpr int asked = width < 4 ? width : 4;
-  const float mean = part.count > 0.0f ? part.pivot + part.rest : NAN;
-  float means[asked];
-#pragma unroll
-  for (int i = 0; i < asked; ++i) {
-    const float other = 1.0f / asked * __shfl_sync(all_lanes, mean, i, width);
-    means[i] = isnan(other) ? means[0] : other;
-  }
-  return sum_of_pairs(means);
-}
-
-// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values. In `one_round` the two
-// sums wait for their lanes side by side, and what is too much in the squares is taken away after: at most as many
-// times what it leaves as there are parts. Those are some bits, which elements of 16 bits do not miss.
-template <About about, int width, bool one_round = false>
-__device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
-  if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
-  const float pivot = one_round ? __shfl_sync(all_lanes, part.pivot, 0, width) : near_all<width>(part);
-  const float difference = (part.pivot - pivot) + part.rest;
-  if constexpr (one_round) {
-    const float moment = part.count * difference;
-    const float sum = warp_sum<width>(moment);
-    const float squares = warp_sum<width>(fmaf(moment, difference, part.m2));
-    const float rest = sum * all.inverse;
-    return {all.count, pivot, rest, squares - sum * rest};
-  }
-  const float rest = warp_sum<width>(part.count * difference) * all.inverse;
-  const float off = difference - rest;
-  return {all.count, pivot, rest, warp_sum<width>(fmaf(part.count * off, off, part.m2))};
-}
 // [/snippet]
 
 // [snippet: mean_as_pivot]
@@ -113,6 +78,42 @@ __device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
   const float added = pivot - moments.pivot;
   const float rest = (moments.pivot - (pivot - added)) + (moments.rest - added);
   return {moments.count, pivot, rest, moments.m2};
+}
+// [/snippet]
+
+// [snippet: merge_lanes]
+// How lanes merge the moments of parts.
+//   one_round   The two sums wait for their lanes side by side, and what is too much in the squares is taken away
+//   after:
+//               at most as many times what it leaves as there are parts. Those are some bits, which elements of 16 bits
+//               do not miss.
+//   two_rounds  The mean of all comes first, and then the squares about it.
+//   exact_mean  And what the rounding of the first sum took from the mean comes with the squares. Means of parts may
+//   lie
+//               far from that of all, as where each part has other columns' bytes: the sum then rounds more than once.
+enum class Merge { one_round, two_rounds, exact_mean };
+
+// Chan's formula for `width` lanes at once, each with the moments of a part of `all` values.
+template <About about, int width, Merge how = Merge::two_rounds>
+__device__ inline SplitMoments merge_lanes(const SplitMoments& part, Count all) {
+  if constexpr (about == About::zero) return {all.count, 0.0f, 0.0f, warp_sum<width>(part.m2)};
+  const float pivot = __shfl_sync(all_lanes, part.pivot, 0, width);
+  const float difference = (part.pivot - pivot) + part.rest;
+  if constexpr (how == Merge::one_round) {
+    const float moment = part.count * difference;
+    const float sum = warp_sum<width>(moment);
+    const float squares = warp_sum<width>(fmaf(moment, difference, part.m2));
+    const float rest = sum * all.inverse;
+    return {all.count, pivot, rest, squares - sum * rest};
+  }
+  const float rest = warp_sum<width>(part.count * difference) * all.inverse;
+  const float off = difference - rest;
+  const float moment = part.count * off;
+  const float m2 = warp_sum<width>(fmaf(moment, off, part.m2));
+  if constexpr (how == Merge::two_rounds) return {all.count, pivot, rest, m2};
+  SplitMoments merged = with_mean_as_pivot({all.count, pivot, rest, m2});
+  merged.rest = fmaf(warp_sum<width>(moment), all.inverse, merged.rest);
+  return merged;
 }
 // [/snippet]
 

@@ -41,7 +41,7 @@ template <int threads>
 inline constexpr int warps_of = std::bit_ceil(unsigned{threads} / lanes);
 
 // The threads of a block of at most `warps` warps, a power of 2.
-template <About about, int warps, bool one_round>
+template <About about, int warps, Merge how>
 struct BlockTeam {
   static constexpr bool rows_share_warps = false;
   Count all;              // values of the row in the block
@@ -53,7 +53,7 @@ struct BlockTeam {
   __device__ SplitMoments merge() {
     __syncthreads();
     const unsigned part = threadIdx.x % warps;
-    return merge_lanes<about, warps, one_round>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
+    return merge_lanes<about, warps, how>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
   }
   // After a merge all threads hold the same. Where it is repeated, all have read before the next overwrites.
   __device__ bool any(bool value) const {
@@ -64,11 +64,11 @@ struct BlockTeam {
 
 // The threads of a cluster of blocks, which can write into each other's shared memory. barrier_arrive has been called:
 // the first merge waits until all blocks have started, and have shared memory to write into.
-template <About about, int warps, bool one_round>
+template <About about, int warps, Merge how>
 struct ClusterTeam {
   static constexpr bool rows_share_warps = false;
   Cluster cluster;
-  BlockTeam<about, warps, one_round> block;
+  BlockTeam<about, warps, how> block;
   Count all;              // values of the row
   SplitMoments* scratch;  // [portable_cluster]
   bool all_have_started = false;
@@ -83,8 +83,7 @@ struct ClusterTeam {
     }
     cluster.sync();
     const unsigned part = threadIdx.x % portable_cluster;
-    return merge_lanes<about, portable_cluster, one_round>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{},
-                                                           all);
+    return merge_lanes<about, portable_cluster, how>(part < cluster.num_blocks() ? scratch[part] : SplitMoments{}, all);
   }
   __device__ bool any(bool value) const {
     if (value) cluster.sync();
