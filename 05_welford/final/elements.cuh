@@ -19,10 +19,10 @@ using warp_shuffle::lanes;
 
 // [snippet: elements]
 // One row by a team of `step` threads, of which this is `thread`: up to `elements` of the row's to each. `width` lanes
-// hold a part of the row, `held` values. A team without a row has no columns.
-template <int elements, int width, class Steps, class Team>
+// hold a part of the row: part_of(all) of all values. A team without a row has no columns.
+template <int elements, int width, class Steps, class Team, class PartOf>
 __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row, int cols, int thread, int step,
-                                                 Count held, Team team) {
+                                                 Team team, PartOf part_of) {
   const int64_t first = thread;    // 64 bits from here on: else each column's offset is widened by itself
   const int left = cols - thread;  // columns from the first on
   wait_for_previous_kernel();
@@ -33,6 +33,8 @@ __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row
   }
   let_next_kernel_start();
 
+  const Count whole = count_of(static_cast<float>(steps.p.cols));
+  const Count held = part_of(whole);
   const auto moments = [&](float scale) {
     const auto for_each = [&](auto f) {
 #pragma unroll
@@ -44,7 +46,6 @@ __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row
     return moments_of<typename Steps::Element, Steps::about, width>(for_each, held, scale);
   };
   team.put(moments(1.0f));
-  const Count whole = count_of(static_cast<float>(steps.p.cols));
   const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
 
 #pragma unroll
@@ -59,9 +60,9 @@ template <class Steps, int elements, int width>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_elements_per_lane(Steps steps) {
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
   const int cols = row < steps.p.rows ? static_cast<int>(steps.p.cols) : 0;
-  const Count whole = count_of(static_cast<float>(steps.p.cols));
-  normalize_elements_of_row<elements, width>(steps, row, cols, static_cast<int>(threadIdx.x) % width, width, whole,
-                                             LaneTeam<width>{});
+  const auto thread = static_cast<int>(threadIdx.x % width);
+  normalize_elements_of_row<elements, width>(steps, row, cols, thread, width, LaneTeam<width>{},
+                                             [](Count whole) { return whole; });
 }
 
 // Longer ones a block.
@@ -77,11 +78,11 @@ __global__ void __launch_bounds__(largest_block_of_elements) normalize_elements_
   const int thread = static_cast<int>(threadIdx.x);
   int in_warp = 0;  // columns
   for (int first = thread - thread % lanes; first < cols; first += step) in_warp += min(lanes, cols - first);
-  const Count held = count_of(static_cast<float>(in_warp));
   const Count whole = count_of(static_cast<float>(cols));
   normalize_elements_of_row<elements_of_thread, lanes>(
-      steps, blockIdx.x, cols, thread, step, held,
-      BlockTeam<Steps::about, warps, merge_for<typename Steps::Element, Amount::many>>{whole, scratch});
+      steps, blockIdx.x, cols, thread, step,
+      BlockTeam<Steps::about, warps, merge_for<typename Steps::Element, Amount::many>>{whole, scratch},
+      [&](Count) { return count_of(static_cast<float>(in_warp)); });
 }
 // [/snippet]
 

@@ -55,6 +55,31 @@ assert normworklog.backend() == "cuda", "the library is a CPU build"
 # How a suite prints a count: GoogleTest's, and pytest's.
 # Stages that choose among kernels by what the device has, and what verify takes away from it.
 WITH_TABLES = ("05_welford", "06_fused_residual", "07_backward", "08_batchnorm")
+# By what is left out or set: shapes, and further flags. Found by trying: of many shapes, few that get to all.
+OF_MIXED = ("--dtype", "fp16,bf16", "--param-dtype", "fp32")
+RULES = {
+    "forward": {
+        "gamma and beta": (
+            "1x8,1x16,1x40,1x72,1x136,1x257,1x262144,33x262144,2000x512,2000x1024,4096x511,20000x100,20000x129,"
+            "100001x17,100001x18,600x20001,600x38921,1000003x2",
+        ),
+        "without": (
+            "1x1500,1x3001,1x65544,1x131080,132x4104,132x16392,600x512,64x10000", "--without", "gamma,beta",
+        ),
+        "fp32 parameters": (
+            "1x8,1x40,1x72,1x136,1x264,1x262144,600x1000,100001x17,100001x18,20000x100,400001x5,1000003x2,4096x510,"
+            "4096x511,20000x127,20000x129,100000x33,100001x34,20000x250,64x131080", *OF_MIXED,
+        ),
+        "16 bits without": (
+            "1x520,1x2056,1x8200,600x1000,132x4104,132x16392", *OF_MIXED, "--without", "gamma,beta",
+        ),
+        "any batch": ("1x520,1x1032,1x1288,1x2056,1x4104,1x8200,1x16392", "--batch-invariant"),
+        "any batch, fp32 parameters": ("1x257,1x520,1x16383,1x16385", *OF_MIXED, "--batch-invariant"),
+        "misaligned": ("1x1032", "--misalign", "1"),
+        "misaligned, fp32 parameters": ("1x1032", *OF_MIXED, "--misalign", "1"),
+    },
+    "backward": {},
+}
 DENIED = {
     "clusters": "clusters",
     "a Turing's": "clusters,dependent_launch,shared=64,multiprocessors=40",
@@ -96,7 +121,7 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
         yield Sweep(
             "fp32 parameters, many rows",
             "the same, with rows enough for blocks and persistent clusters",
-            ("--shapes", "1000x4095,1000x16384,600x32768,600x50257,600x65536", *of_parameters, "--input", "normal"),
+            ("--shapes", "1000x4095,1000x16384,3x20000,600x32768,600x50257,600x65536", *of_parameters, "--input", "normal"),
         )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
@@ -105,6 +130,7 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
         yield Sweep("batch invariant", "the kernels that take a row whatever the batch",
                     ("--rows", "1,132,1000", "--cols", "33,512,1000,1023,4096,16384,50257,65536", "--input", "normal",
                      "--batch-invariant"))
+        yield from sweeps_of_rules(program)
     # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. The last variant is the stage's
     # best.
     dtype = program.dtypes[-1]
@@ -112,6 +138,14 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))
     one = ("--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal")
     yield Sweep(PAST_32_BITS, "1048592 rows of 4097 elements: 4.3 billion", ("--shapes", "1048592x4097", *one))
+
+
+def sweeps_of_rules(program: Program) -> Iterator[Sweep]:
+    """The kernels of rules that no other sweep gets to on an H200. A test holds that none is left."""
+    kind = "backward" if program.stage == "07_backward" else "forward"
+    for what, (shapes, *flags) in RULES[kind].items():
+        yield Sweep(f"rules, {what}", "shapes that get to the kernels of the rules that are left",
+                    ("--shapes", shapes, *flags, "--variant", WITH_TILES[program.stage], "--input", "normal"))
 
 
 def sweeps_of_other_devices(program: Program) -> Iterator[Sweep]:
