@@ -75,7 +75,7 @@ inline constexpr Rule whole_vectors[] = {
 
 // Rows of more than 128 elements that start and end anywhere, with the same offset in all tensors.
 inline constexpr Rule same_offset[] = {
-    {every_pass, any_types,  any,      0, many,     32, lanes(2, 4, 16)},
+    {every_pass, any_bits16, any,      0, many,     32, lanes(2, 4, 16)},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32)},
     {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1023 and 4095 columns of 16 bits"},
     {plain,      bits16,     any,      0, many,    576, block(3, 4, 192, 2), "4097 columns of 16 bits"},

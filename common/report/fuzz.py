@@ -404,21 +404,20 @@ class Tally:
 def allowed(case: Case, name: str, dtype: str) -> tuple[float, float]:
     """How many last places an output may be off, and how many times as far as PyTorch's, where that is more.
 
-    Ten are a little more than one at the root mean square of a row: y is two or three roundings of that size. dx is a
-    difference of terms that may be several times as large as it. The mean of 16-bit elements is found as one float: 16
-    last places of it are 1/500 of what x has been rounded by; BatchNorm has 256, or 1/60 of it. BatchNorm in fp32 is
-    further off than PyTorch's (docs/verified.md), and so may sums over a batch be."""
+    Twenty are two and a half at the root mean square of a row: y is two or three roundings of that size, and the mean
+    of a million values has some more. dx is a difference of terms that may be several times as large as it. Of 16-bit
+    elements, mean and rstd are found in fewer operations: 24 last places of fp32 are little beside what x has been
+    rounded by, and so are BatchNorm's 256. BatchNorm in fp32 is further off than PyTorch's (docs/verified.md), and so
+    may sums over a batch be."""
     if dtype != "fp32":
         # What is rounded twice may fall to the other side the first time: that is a last place, times gamma.
         return ROUNDED + (2.0 if case.round_before_gamma else 0.0), 1.5
     if case.operation in BATCHNORM:
-        return (96.0, 12.0) if case.dtype == "fp32" else (256.0, 8.0)
+        return (128.0, 12.0) if case.dtype == "fp32" else (256.0, 8.0)
     if name in ("dgamma", "dbeta"):
         return 24.0, 3.0
-    if name == "dx":
-        return 20.0, 3.0
-    least = 10.0 if case.dtype == "fp32" else 16.0
-    return least + (2.0 if case.round_before_gamma else 0.0), 2.0
+    least = 20.0 if case.dtype == "fp32" else 24.0
+    return least + (2.0 if case.round_before_gamma else 0.0), 4.0
 
 
 def limit_of(case: Case, name: str, dtype: str, theirs: float | None) -> float:

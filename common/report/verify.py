@@ -38,7 +38,7 @@ NO_GPU = """there is no GPU here (or no CUDA Toolkit) to verify on. What can be 
   ./worklog test    checks every kernel on the CPU layer, over the same shapes but the largest
   ./worklog run     shows the checks of one stage after the other"""
 
-COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12289,16384,50257,65536,131072"
+COLS = "1,2,31,32,33,127,768,1000,1023,1024,1025,4095,4096,4097,8192,12288,12289,16384,24576,50257,65536,131072"
 PAST_32_BITS = "past 2^32 elements"
 # The stages, and their variants, that take narrow rows by tiles.
 WITH_TILES = {
@@ -78,7 +78,18 @@ RULES = {
         "misaligned": ("1x1032", "--misalign", "1"),
         "misaligned, fp32 parameters": ("1x1032", *OF_MIXED, "--misalign", "1"),
     },
-    "backward": {},
+    "backward": {
+        "gamma": (
+            "1x72,1x129,1x136,1x28673,1x65537,600x1032,9x4104,20000x66,20000x129,100001x12,100001x17,100001x18",
+        ),
+        "fp32 parameters": (
+            "1x72,1x129,1x136,1x256,1x257,1x131080,65x520,65x4104,4096x250,20000x33,20000x50,20000x66,20000x127,"
+            "20000x129,100001x7,100001x12,100001x17,100001x18", *OF_MIXED,
+        ),
+        "any batch": ("1x136,1x16392", "--batch-invariant"),
+        "any batch, fp32 parameters": ("1x129,1x264,1x520,1x4097,1x4104", *OF_MIXED, "--batch-invariant"),
+        "misaligned, fp32 parameters": ("1x131080", *OF_MIXED, "--misalign", "1"),
+    },
 }
 DENIED = {
     "clusters": "clusters",
@@ -160,7 +171,7 @@ def sweeps_of_other_devices(program: Program) -> Iterator[Sweep]:
 
 
 def sweeps_of_rows(program: Program) -> Iterator[Sweep]:
-    yield Sweep("shapes", "20 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
+    yield Sweep("shapes", "22 row lengths from 1 to 131072 by 1, 3, 132 and 1000 rows",
                 ("--rows", "1,3,132,1000", "--cols", COLS, "--input", "normal"))
     if variants := WITH_TILES.get(program.stage):
         yield Sweep(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,16 @@ from programs import Program, programs_in  # noqa: E402
 FOLDER, NM = Path(), ""
 WITH_RULES = ("05_welford", "06_fused_residual", "07_backward")
 OF_H200 = os.environ | {"WORKLOG_SIMT_MULTIPROCESSORS": "132"}
+# Kernels that no sweep can get to.
+LEFT_OUT = re.compile(
+    # RMSNorm's backward pass with dh is the library's alone, and the harness has no such operation. The tests of the
+    # library have it, and the random calls.
+    r"Pass<\w+, \w+, false, true>"
+    # A sum over many partial rows of more than 32768 columns. Rows of fp32 that are so long have clusters of eight
+    # blocks, and few partial rows.
+    r"|^worklog::backward::sum_partials<float, 32, 8>$")
+# Sweeps that get to no kernel of their own; and the largest, for which a plan asks for the memory.
+ALIKE = ("inputs", "large mean", "empty", verify.PAST_32_BITS)
 LAUNCHED = re.compile(r"^    (worklog::\S.*)$", re.MULTILINE)
 
 
@@ -39,16 +50,15 @@ def flags_of_plan(sweep: verify.Sweep) -> list[str]:
 
 
 def launched_by(program: Program) -> set[str]:
-    found = set()
-    for sweep in verify.sweeps_of(program):
-        if sweep.name == verify.PAST_32_BITS:  # a plan asks for the memory
-            continue
+    def launched(sweep: verify.Sweep) -> set[str]:
         flags = flags_of_plan(sweep)
         done = subprocess.run([program.path, *flags], env=OF_H200, capture_output=True, text=True, timeout=250)
         if done.returncode:
             raise AssertionError(f"{program.stage} {' '.join(flags)}: {done.stderr or done.stdout}")
-        found |= set(LAUNCHED.findall(done.stdout))
-    return found
+        return set(LAUNCHED.findall(done.stdout))
+
+    with ThreadPoolExecutor(2) as pool:
+        return set().union(*pool.map(launched, (s for s in verify.sweeps_of(program) if s.name not in ALIKE)))
 
 
 def without_arguments(function: str) -> str:
@@ -75,6 +85,7 @@ class Covers(unittest.TestCase):
                 templates = {name.split("<")[0] for name in launched}
                 kernels = {without_arguments(function) for function in functions_in(program)
                            if re.split("[<(]", function)[0] in templates and function.endswith(")")}
+                kernels = {kernel for kernel in kernels if not LEFT_OUT.search(kernel)}
                 self.assertGreater(len(kernels), 200)
                 self.assertEqual(sorted(kernels - launched), [], "kernels that no sweep gets to")
 
