@@ -30,6 +30,7 @@ struct BackwardSteps {
     return {p.save_mean[channel], p.save_invstd[channel], p.gamma ? p.gamma[channel] : static_cast<G>(1.0f)};
   }
 
+  static constexpr bool has_pivots = false;
   struct Sums {
     float mean;
     RunningSum dy, dy_centered;

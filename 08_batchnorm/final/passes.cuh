@@ -76,18 +76,23 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 
   Bits* slot = ring.first_slot();
   if (part.count > 0) {
-    constexpr int some = is_exact<typename Steps::T> && batch > 2 ? batch : 2;
-    float first[some][size];
     __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
+    float pivots[size] = {};
+    if constexpr (Steps::has_pivots) {
+      constexpr int some = is_exact<typename Steps::T> && batch > 2 ? batch : 2;
+      float first[some][size];
 #pragma unroll
-    for (int i = 0; i < some; ++i) unpack(*(i < part.count ? ring.in_batch(slot, i, 0) : slot), first[i]);
+      for (int i = 0; i < some; ++i) unpack(*(i < part.count ? ring.in_batch(slot, i, 0) : slot), first[i]);
 #pragma unroll
-    for (int k = 0; k < size; ++k) {
-      float values[some];
+      for (int k = 0; k < size; ++k) {
+        float values[some];
 #pragma unroll
-      for (int i = 0; i < some; ++i) values[i] = 1.0f / some * (first[i][k] * scale);
-      sums[k] = steps.start(part.first_channel + channels[k], welford::sum_of_pairs(values));
+        for (int i = 0; i < some; ++i) values[i] = 1.0f / some * (first[i][k] * scale);
+        pivots[k] = welford::sum_of_pairs(values);
+      }
     }
+#pragma unroll
+    for (int k = 0; k < size; ++k) sums[k] = steps.start(part.first_channel + channels[k], pivots[k]);
   }
   int done = 0;
 #pragma unroll 1
