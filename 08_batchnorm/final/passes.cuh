@@ -57,8 +57,9 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
     float first[together][size], second[together][size];
 #pragma unroll
     for (int j = 0; j < together; ++j) {
-      unpack(*ring.in_batch(slot, i + j, 0), first[j]);
-      unpack(*ring.in_batch(slot, i + j, Steps::inputs - 1), second[j]);
+      const int there = both ? i + j : i;  // nobody has written where the other would be
+      unpack(*ring.in_batch(slot, there, 0), first[j]);
+      unpack(*ring.in_batch(slot, there, Steps::inputs - 1), second[j]);
     }
 #pragma unroll
     for (int k = 0; k < size; ++k) {
@@ -102,7 +103,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
       const uint64_t advice = ring.advice_at(done + held + b * batch, part);
       ring.wait_for_oldest();
 #pragma unroll
-      for (int i = 0; i < batch; i += together) add(slot, i, true);
+      for (int i = 0; i < batch; i += together) add(slot, i, together == 2);
 #pragma unroll
       for (int i = 0; i < batch; ++i) fetch(slot, i, advice);
       ring.commit();
@@ -117,7 +118,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
     ring.wait_for_oldest();
 #pragma unroll
     for (int i = 0; i < batch; i += together) {
-      if (done + i < part.count) add(slot, i, done + i + 1 < part.count);
+      if (done + i < part.count) add(slot, i, together == 2 && done + i + 1 < part.count);
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i, ++asked) {

@@ -132,8 +132,10 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
         yield Sweep(
             "fp32 parameters, many rows",
             "the same, with rows enough for blocks and persistent clusters",
-            ("--shapes", "1000x4095,1000x16384,3x20000,3x20001,600x32768,600x50257,600x65536", *of_parameters, "--input",
-             "normal"),
+            (
+                "--shapes", "1000x4095,1000x16384,3x20000,3x20001,600x32768,600x50257,600x65536", *of_parameters,
+                "--input", "normal",
+            ),
         )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
