@@ -82,15 +82,11 @@ __device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
 // [/snippet]
 
 // [snippet: merge_lanes]
-// How lanes merge the moments of parts.
-//   one_round   The two sums wait for their lanes side by side, and what is too much in the squares is taken away
-//   after:
-//               at most as many times what it leaves as there are parts. Those are some bits, which elements of 16 bits
-//               do not miss.
-//   two_rounds  The mean of all comes first, and then the squares about it.
-//   exact_mean  And what the rounding of the first sum took from the mean comes with the squares. Means of parts may
-//   lie
-//               far from that of all, as where each part has other columns' bytes: the sum then rounds more than once.
+// How lanes merge the moments of parts. In one round the two sums wait for their lanes side by side, and what is too
+// much in the squares is taken away after: at most as many times what it leaves as there are parts. Those are some
+// bits, which elements of 16 bits do not miss. In two rounds the mean of all comes first, and then the squares about
+// it. For an exact mean, what the rounding of the first sum took from it comes with the squares: means of parts may lie
+// far from that of all, and then the sum rounds more than once.
 enum class Merge { one_round, two_rounds, exact_mean };
 
 // Chan's formula for `width` lanes at once, each with the moments of a part of `all` values.
