@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/rows.cuh"
@@ -42,6 +43,17 @@ __device__ inline uint4 load_straddling(const G* from) {
   return {words[0], words[1], words[2], words[3]};
 }
 
+// What is read where there is no gamma, or no beta: a vector of ones, or of zeros. To choose between two addresses
+// takes no branch, and no register more.
+template <class G>
+inline constexpr unsigned bits_of_one = std::is_same_v<G, float>    ? 0x3f800000u
+                                        : std::is_same_v<G, __half> ? 0x3c003c00u
+                                                                    : 0x3f803f80u;
+template <class G>
+__device__ const uint4 ones = {bits_of_one<G>, bits_of_one<G>, bits_of_one<G>, bits_of_one<G>};
+template <class G>
+__device__ const uint4 zeros = {0, 0, 0, 0};
+
 // gamma or beta at the columns of a vector of T, in storage type. fp32 parameters of 16-bit elements take two vectors.
 template <class T, class G>
 struct ParameterVector {
@@ -49,18 +61,13 @@ struct ParameterVector {
   static_assert(parts >= 1, "gamma and beta are of x's type or wider");
   uint4 bits[parts];
 
-  // `absent` stands for every element where there is no parameter; `given`: there is one. It is known at compile time,
-  // because asking for each vector costs registers that the fastest kernels do not have.
-  template <Fit fit, bool given>
-  __device__ void load(const G* parameter, int col, float absent) {
-    Floats<G> same;
-#pragma unroll
-    for (int k = 0; k < vector_size<G>; ++k) same.at[k] = absent;
+  // `absent` is read where there is no parameter.
+  template <Fit fit>
+  __device__ void load(const G* parameter, int col, const uint4& absent) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
-      bits[part] = pack<G>(same);
-      if (!given && parameter == nullptr) continue;
-      const G* from = parameter + col + part * vector_size<G>;
+      const bool is_there = fit == Fit::full || parameter != nullptr;
+      const G* from = is_there ? parameter + col + part * vector_size<G> : reinterpret_cast<const G*>(&absent);
       bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
     }
   }

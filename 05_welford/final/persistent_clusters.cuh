@@ -49,21 +49,22 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     for (int i = 0; i < vectors; ++i) ring.start_copy(slot, i);
     ring.end_row(slot);
   }
-  ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
+  using G = typename Steps::Parameter;
+  ParameterVector<T, G> gamma[vectors], beta[vectors];
   float own = 0.0f;  // elements of this thread
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!ring.has(i)) continue;
-    gamma[i].template load<fit, true>(steps.p.gamma, place.column(i), 1.0f);
-    beta[i].template load<fit, Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
+    gamma[i].template load<fit>(steps.p.gamma, place.column(i), ones<G>);
+    if constexpr (Steps::has_beta) beta[i].template load<fit>(steps.beta(), place.column(i), zeros<G>);
     own += vector_size<T>;
   }
   float edge_gamma[1] = {1.0f};
   float edge_beta[1] = {0.0f};
   if (place.has_edge()) {
     own += 1.0f;
-    edge_gamma[0] = vectorized::to_float(steps.p.gamma[place.edge]);
-    if constexpr (Steps::has_beta) edge_beta[0] = vectorized::to_float(steps.beta()[place.edge]);
+    if (steps.p.gamma) edge_gamma[0] = vectorized::to_float(steps.p.gamma[place.edge]);
+    if (steps.beta()) edge_beta[0] = vectorized::to_float(steps.beta()[place.edge]);
   }
   const Count in_thread = count_of(own);
 

@@ -165,7 +165,7 @@ void launch_packed(const Steps& steps, cudaStream_t stream) {
 
 template <int width, class Steps>
 void launch_packed(const Steps& steps, cudaStream_t stream) {
-  if constexpr (sizeof(typename Steps::Element) == 2) {
+  if constexpr (sizeof(typename Steps::Parameter) == 2) {
     if (steps.p.cols % 2 == 0) return launch_packed<2, width>(steps, stream);
   }
   launch_packed<1, width>(steps, stream);

@@ -200,7 +200,7 @@ bool launch_packed(const Pass& pass, cudaStream_t stream) {
 template <int width, class Pass>
 bool launch_packed(const Pass& pass, cudaStream_t stream) {
   constexpr int stages = 2;
-  if constexpr (sizeof(typename Pass::T) == 2) {
+  if constexpr (sizeof(typename Pass::G) == 2) {
     if (pass.p.cols % 2 == 0) return launch_packed<2, width, stages>(pass, stream);
   }
   return launch_packed<1, width, stages>(pass, stream);

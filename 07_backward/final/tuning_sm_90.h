@@ -1,6 +1,6 @@
 // The rules of plan.h, for an H100 or H200; other GPUs use them too. The first that takes a row and has room wins, so a
-// table is read downwards. Lengths are in 16-byte vectors in the first two tables and in elements in the third. A rule
-// with a text in quotes is measured: some case of the stage's results reaches it.
+// table is read downwards. Lengths are in 16-byte vectors. A rule with a text in quotes is measured: some case of the
+// stage's results reaches it.
 //
 // Passes that add dh read three tensors, and a gamma that is wider than the elements takes as many registers as two:
 // both leave less room for stages and for vectors.
@@ -46,9 +46,9 @@ inline constexpr Rule whole_vectors[] = {
     {every_pass, any_types,  small,    0, many,     64, warps_and_tiles(4, 2)},
     {every_pass, any_types,  small,  129, many,    128, warps_and_tiles(4, 2), "1024 columns of 16 bits"},
     {every_pass, uniform,    small,  257, many,    256, warps_and_tiles(8, 2), "1024 columns of fp32"},
-    {every_pass, any_types,  small,    0,   64,    512, blocks_and_tiles(2, 8), "64 x 4096"},
+    {every_pass, uniform,    small,    0,   64,    512, blocks_and_tiles(2, 8), "64 x 4096"},
     {every_pass, any_types,  small,    0, many,    512, blocks_and_tiles(2, 4), "256 x 4096 of 16 bits"},
-    {every_pass, any_types,  small,    0,   64,   1024, blocks_and_tiles(4, 16), "64 x 4096 of fp32"},
+    {every_pass, uniform,    small,    0,   64,   1024, blocks_and_tiles(4, 16), "64 x 4096 of fp32"},
     {every_pass, any_types,  small,    0, many,   1024, blocks_and_tiles(4, 8), "256 x 4096 of fp32"},
     {every_pass, uniform,    small,    9,   64,   2048, blocks_and_tiles(8, 32)},
     {every_pass, uniform,    small,   65, many,   2048, blocks_and_tiles(8, 16)},
@@ -58,24 +58,25 @@ inline constexpr Rule whole_vectors[] = {
     {every_pass, uniform,    small,    0,    8,   2048, blocks_and_tiles(8, 32)},
 
     {every_pass, any_types,  any,      0, many,      8, lanes(2, 4, 4), "64 columns of 16 bits"},
-    {every_pass, any_types,  any,      0, many,     16, lanes(2, 4, 8), "128 columns of 16 bits"},
+    {every_pass, uniform,    any,      0, many,     16, lanes(2, 4, 8), "128 columns of 16 bits"},
     {every_pass, any_types,  any,      0, many,     32, lanes(2, 4, 16), "256 columns of 16 bits"},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32), "512 columns of 16 bits, many rows"},
-    {every_pass, any_bits16, any,      0, many,    512, block(2, 3, 512), "1024 to 4096 columns of 16 bits"},
-    {plain,      any_types,  any,      0, many,   1024, block(2, 6, 512), "8192 columns of 16 bits"},
-    {adds_dh,    any_types,  any,      0, many,   1024, block(2, 4, 512), "with dh: 8192 columns of 16 bits"},
+    {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1024 to 4096 columns of 16 bits"},
+    {every_pass, mixed,      any,      0, many,   1024, block(2, 3, 512)},
+    {plain,      uniform,    any,      0, many,   1024, block(2, 6, 512), "8192 columns of 16 bits"},
+    {adds_dh,    uniform,    any,      0, many,   1024, block(2, 4, 512), "with dh: 8192 columns of 16 bits"},
     {plain,      uniform,    any,      0, many,   2048, block(4, 3, 512), "16384 columns of 16 bits"},
     {plain,      uniform,    any,      0, many,  14336, cluster(4, 3, 224, 2, pairs), "32768 columns of 16 bits"},
     {plain,      uniform,    any,      0, many, longest, cluster(4, 3, 512, 1), "131072 columns of 16 bits"},
     {plain,      mixed,      any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 16384 columns and more"},
-    {plain,      any_types,  any,      0, many, longest, grid(2, 6), "262144 columns"},
-    {adds_dh,    any_types,  any,      0, many, longest, grid(2, 4), "with dh: 262144 columns"},
+    {plain,      uniform,    any,      0, many, longest, grid(2, 6), "262144 columns"},
+    {adds_dh,    uniform,    any,      0, many, longest, grid(2, 4), "with dh: 262144 columns"},
 };
 
 // Rows of more than 128 elements that start and end anywhere, with the same offset in all tensors.
 inline constexpr Rule same_offset[] = {
-    {every_pass, any_bits16, any,      0, many,     32, lanes(2, 4, 16)},
+    {every_pass, bits16,     any,      0, many,     32, lanes(2, 4, 16)},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32)},
     {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1023 and 4095 columns of 16 bits"},
     {plain,      bits16,     any,      0, many,    576, block(3, 4, 192, 2), "4097 columns of 16 bits"},
@@ -89,19 +90,6 @@ inline constexpr Rule same_offset[] = {
     {plain,      uniform,    any,      0, many,  12800, cluster(5, 3, 320, 1, eight), "50257 columns of fp32"},
     {plain,      any_types,  any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 12289 columns and more"},
-};
-
-// What is left, an element at a time: tensors of different offsets, and odd rows of up to 128 elements. A row that has
-// no room in a cluster is not taken, and two kernels read all tensors twice.
-inline constexpr Rule any_offset[] = {
-    {every_pass, any_types,  any,      0, many,    128, lanes(4, 4, 32)},
-    {plain,      fp32,       any,      0, many,   4096, block(8, 6, 512)},
-    {adds_dh,    fp32,       any,      0, many,   4096, block(8, 4, 512)},
-    {every_pass, any_bits16, any,      0, many,   4096, block(16, 4, 256, 2)},
-    {plain,      fp32,       any,      0, many, longest, cluster(8, 6, 512, 1)},
-    {adds_dh,    fp32,       any,      0, many, longest, cluster(8, 4, 512, 1)},
-    {plain,      any_bits16, any,      0, many, longest, cluster(16, 6, 512, 1)},
-    {adds_dh,    any_bits16, any,      0, many, longest, cluster(16, 4, 512, 1)},
 };
 
 // Odd rows of up to 256 columns without gaps between them, and enough of them for all multiprocessors, go in tiles: so

@@ -1,10 +1,11 @@
-// Which form of the kernel of normalize.cuh is launched, and with how many blocks. A form for tensors that fit in the
-// rings is tried first; the form that goes there and back takes the rest. Threads and ring are larger on GPUs with the
-// shared memory of Hopper.
+// Which form of the kernel of normalize.cuh is launched, and with how many blocks. Threads and ring are larger on GPUs
+// with the shared memory of Hopper. There a form for tensors that fit in the rings is tried first; the form that goes
+// there and back takes the rest.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "08_batchnorm/final/normalize.cuh"
 #include "08_batchnorm/final/ring.cuh"
@@ -71,8 +72,10 @@ bool launch_program(const Steps& steps, cudaStream_t stream) {
 
 template <int size, bool images, class Config, class Steps>
 bool launch_tiles(const Steps& steps, cudaStream_t stream) {
-  return launch_program<size, images, Once<Config>>(steps, stream) ||
-         launch_program<size, images, Config>(steps, stream);
+  if constexpr (std::is_same_v<Config, LargeConfig>) {
+    if (launch_program<size, images, Once<Config>>(steps, stream)) return true;
+  }
+  return launch_program<size, images, Config>(steps, stream);
 }
 
 template <bool images, class Config, class Steps>

@@ -41,12 +41,13 @@ ROUNDS, SECOND_LOOK = 16, 4
 AHEAD = 300_000  # cycles that the GPU sleeps before a call: these calls are short
 
 # What a case may leave out or do otherwise than most.
-USUAL, BARE, MIXED, MISALIGNED = "", "bare", "mixed", "misaligned"
+USUAL, BARE, MIXED, MISALIGNED, CROSSED = "", "bare", "mixed", "misaligned", "crossed"
 KINDS = {
     USUAL: "gamma and beta of the elements' type, tensors aligned to 16 bytes",
     BARE: "no gamma, no beta",
     MIXED: "gamma and beta in fp32, elements of 16 bits",
     MISALIGNED: "every tensor starts one element past a boundary of 16 bytes",
+    CROSSED: "each tensor starts at another place past a boundary",
 }
 
 
@@ -90,6 +91,7 @@ def cases() -> list[Case]:
             for cols in (128, 1024, 4096, 16384, 65536):
                 found.append(filled(operation, dtype, 128, cols, BARE))
                 found.append(filled(operation, dtype, 128, cols, MISALIGNED))
+                found.append(filled(operation, dtype, 128, cols, CROSSED))
             for rows, cols in ((64, 1024), (64, 4096), (1024, 1024), (1, 65536)):
                 found.append(Case(operation, dtype, rows, cols, BARE))
         for cols in (64, 128, 512, 1000, 1024, 1023, 4096, 8192, 16384, 32768, 65536):
@@ -113,7 +115,7 @@ class Call:
 
         self.case, self.stream = case, gpu.stream.cuda_stream
         types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-        self.element, self.shift = types[case.dtype], int(case.kind == MISALIGNED)
+        self.element = types[case.dtype]
         is_batch = case.operation.startswith("batchnorm")
         self.parameter = torch.float32 if case.kind == MIXED or is_batch else self.element
         self.kept: list[Any] = []
@@ -129,7 +131,7 @@ class Call:
         for size in shape:
             count *= size
         memory = torch.empty(count + 16, dtype=kind, device="cuda")
-        shift = self.shift if kind == self.element else 0
+        shift = {MISALIGNED: 1, CROSSED: len(self.kept) % 4}.get(self.case.kind, 0) if kind == self.element else 0
         tensor = memory[shift:shift + count]
         if written:
             tensor.zero_()
