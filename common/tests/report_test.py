@@ -38,6 +38,7 @@ import drawings
 import grid
 import markdown
 import pages
+import prose
 import redraw
 import results
 import source_hash
@@ -474,6 +475,74 @@ class Sync(Playground):
         self.edit("01_naive/kernels.cuh", "// One thread per row.", "// One thread for each row.")
         self.sync()
         self.sync("--check", "--strict")
+
+
+class Notes(Playground):
+    """NN/notes/*.md: pages as the lesson is, but for the links to neighbours."""
+
+    NOTE = (
+        "# A tile\n\nOf [the kernels](../kernels.cuh), [the lesson](../README.md#what-we-measured).\n\n"
+        "<!-- sync:code file=../kernels.cuh snippet=inner -->\n<!-- /sync -->\n\n"
+        "It takes <!-- sync:figure key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold unit=ms --><!-- /sync -->"
+        ".\n\n<!-- sync:table ladder dtype=fp32 shape=1024x1024 -->\n<!-- /sync -->\n\n"
+        "```sh\n./worklog run 01\n```\n"
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("01_naive/notes/README.md", "# Notes\n\n[Tiles](tiles.md#a-tile), [first](./a%20b.md)\n")
+        self.write("01_naive/notes/tiles.md", self.NOTE)
+        self.write("01_naive/notes/a b.md", "# Not the first\n")
+
+    def found(self, name: str, old: str, new: str) -> str:
+        """What --check says of a note where `old` has become `new` in it, once all was filled and well."""
+        self.sync()
+        self.sync("--check")
+        self.edit(name, old, new)
+        return self.sync("--check", expect=1)
+
+    def test_regions_are_filled_and_checked(self) -> None:
+        self.sync()
+        text = self.read("01_naive/notes/tiles.md")
+        self.assertIn("\n```cuda\nx[1] = 1'000.0f;\n```\n", text)
+        self.assertIn("-->2.39 ms<!--", text)
+        self.assertIn("`small`", text)  # the ladder of the stage in whose folder the notes lie
+        self.assertIn("(../results/h200.json)", text)
+        message = self.found("01_naive/notes/tiles.md", "2.39 ms", "2.38 ms")
+        self.assertIn("01_naive/notes/tiles.md:13: sync:figure", message)
+        self.sync()
+        self.sync("--check")
+
+    def test_figures_of_an_earlier_kernel_get_their_dagger(self) -> None:
+        self.sync()
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f;", "x[0] = 2.0f;")
+        self.sync()
+        self.assertIn("2.39 ms†", self.read("01_naive/notes/tiles.md"))
+        self.assertIn("01_naive/notes/tiles.md:13: ", self.sync("--check", "--strict", expect=1))
+
+    def test_links_headings_and_commands_are_checked(self) -> None:
+        for old, new, words in (
+            ("(../kernels.cuh)", "(kernels.cuh)", "tiles.md:3: link kernels.cuh: leads nowhere"),
+            ("#what-we-measured", "#what-we-meant", "names no heading of 01_naive/README.md"),
+            ("./worklog run 01", "./worklog ruin 01", "./worklog ruin: there is no verb 'ruin'"),
+            ("file=../kernels.cuh", "file=kernels.cuh", "there is no kernels.cuh"),
+        ):
+            with self.subTest(new):
+                self.write("01_naive/notes/tiles.md", self.NOTE)
+                self.assertIn(words, self.found("01_naive/notes/tiles.md", old, new))
+
+    def test_a_note_that_the_contents_leave_out_is_named(self) -> None:
+        message = self.found("01_naive/notes/README.md", "[Tiles](tiles.md#a-tile), ", "tiles.md, ")
+        self.assertEqual(message.count("does not link to it"), 1)
+        self.assertIn("01_naive/notes/tiles.md:1: contents: README.md beside it does not link to it", message)
+        (self.root / "01_naive/notes/README.md").unlink()
+        self.assertEqual(self.sync("--check", expect=1).count("does not link to it"), 2)
+
+    def test_their_order_is_that_of_the_contents(self) -> None:
+        self.write("01_naive/notes/0.md", "# Listed nowhere\n")
+        names = [path.name for path in prose.notes_of(self.root / "01_naive")]
+        self.assertEqual(names, ["README.md", "tiles.md", "a b.md", "0.md"])
+        self.assertEqual(prose.notes_of(self.root / "02_tree"), [])
 
 
 class Figures(Playground):
@@ -1950,6 +2019,11 @@ class Pages(Playground):
     def test_every_page_has_its_place(self) -> None:
         self.write("docs/method.md", "# Method\n")
         self.write("common/report/README.md", "# common/report: data\n")
+        self.write("common/library/python/README.md", "# In Python\n")
+        self.write("01_naive/exercise/README.md", "# Exercises of 01\n")
+        self.write("02_tree/notes/README.md", "# Notes\n\n[T](tiles.md) [A](a.md)\n")
+        self.write("02_tree/notes/a.md", "# An afterthought\n")
+        self.write("02_tree/notes/tiles.md", "# Tiles\n")
         before, pages.ROOT = pages.ROOT, self.root
         self.addCleanup(setattr, pages, "ROOT", before)
         staging = pages.Staging()
@@ -1961,10 +2035,15 @@ class Pages(Playground):
         self.assertEqual(nav[0], {"Start": "README.md"})
         self.assertEqual(
             nav[1]["The ladder"][0],
-            {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]},
+            {"01 · One thread per row": [
+                "01_naive/README.md", {"The code": "01_naive/code.md"}, {"Exercises": "01_naive/exercise/README.md"}]},
         )
+        self.assertEqual(nav[1]["The ladder"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
+            "02_tree/notes/README.md", {"Tiles": "02_tree/notes/tiles.md"},
+            {"An afterthought": "02_tree/notes/a.md"}]}]}])
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
-        self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
+        self.assertEqual(nav[3], {"The rooms": [
+            {"common/report: data": "common/report/README.md"}, {"In Python": "common/library/python/README.md"}]})
 
 
 class Lines(unittest.TestCase):
