@@ -36,6 +36,7 @@ import bench
 import counters
 import drawings
 import grid
+import lessons
 import markdown
 import pages
 import prose
@@ -543,6 +544,114 @@ class Notes(Playground):
         names = [path.name for path in prose.notes_of(self.root / "01_naive")]
         self.assertEqual(names, ["README.md", "tiles.md", "a b.md", "0.md"])
         self.assertEqual(prose.notes_of(self.root / "02_tree"), [])
+
+
+class Lessons(Playground):
+    """How long a lesson is."""
+
+    def lesson(self, words: int, lines: int, minutes: str = "") -> str:
+        """A lesson of so many words and lines of code; the minutes that it states are two of its words."""
+        words -= 1 + len(minutes.split())
+        code = "".join(f"x[{i}] = 1.0f;\n" for i in range(lines))
+        return f"# Lesson\n\n{minutes}\n\n```cuda\n{code}```\n\n{'word ' * words}\n"
+
+    def called(self, *arguments: str, expect: int = 0) -> tuple[str, str]:
+        done = self.script("lessons.py", *arguments)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout, done.stderr
+
+    def test_prose_is_what_a_reader_reads(self) -> None:
+        for text, words in {
+            "# A title\n\nTwo words.\n": 4,
+            "- an item\n1. another item\n": 4,
+            "It takes <!-- sync:figure key=a/b unit=us -->6.56 µs†<!-- /sync --> here.\n": 5,
+            "None <!-- of these\nwords --> but two\n": 3,
+            "```sh\n./worklog run 01\n```\n": 0,
+            "Call `launch<T>(a, b)` twice\n": 4,
+            "| a | b |\n| --- | --- |\n| c | d |\n\nAfter it\n": 2,
+            "<!-- sync:table family -->\n\n| a |\n| --- |\n\n<sub>Cold. An H200.</sub>\n\n<!-- /sync -->\n": 0,
+            "<!-- sync:nav -->\n\n[The ladder](../README.md) · [02](../02/README.md) →\n\n<!-- /sync -->\n": 0,
+            "<!-- sync:code file=a snippet=b -->\n\n<details>\n<summary>The code: 120 lines</summary>\n\n"
+            "```cuda\nint a;\n```\n\n</details>\n\n<!-- /sync -->\n": 0,
+            "<details>\n<summary>Answers</summary>\n\nIt is 4.\n\n</details>\n": 4,
+            "![A picture of it](a.svg) and [a link](b.md#c \"d\") to it\n": 5,
+            "Of $n$ values: $$\\frac{1}{n} \\sum x$$ = 10\u202f000 x 3.\n": 7,
+        }.items():
+            with self.subTest(text):
+                self.assertEqual(lessons.size_of(text).words, words, lessons.prose_of(text))
+
+    def test_sentences(self) -> None:
+        text = (
+            "# A heading of six words here\n\n**Bytes.** One, two, 3.5 and `code`. Is it e.g. five words?\n\n"
+            "- An item (in brackets.) And lanes 0, 1, 2 ... of a warp\n"
+        )
+        sentences = lessons.sentences_in(lessons.prose_of(text))
+        self.assertEqual([lessons.words_in(sentence) for sentence in sentences], [5, 5, 4, 8])
+        self.assertEqual(lessons.size_of(text).sentence, 5.5)
+        self.assertEqual(lessons.size_of("# Nothing\n").sentence, 0.0)
+
+    def test_code_terms_and_tables(self) -> None:
+        size = lessons.size_of(
+            "```cuda\nint a;\n\nint b;\n```\n\nA [warp](../docs/glossary.md#the-machine), another "
+            "[Warp](../docs/glossary.md), a [lane](../docs/glossary.md#the-machine), a [barrier](barrier.md).\n\n"
+            "| a |\n| --- |\n| b |\n\n| c |\n| --- |\n\n```text\n| no table |\n[x](glossary.md)\n```\n"
+        )
+        self.assertEqual((size.lines, size.terms, size.tables), (5, 2, 2))
+
+    def test_minutes_are_stated_before_the_first_section(self) -> None:
+        for text, minutes in {
+            "# A\n\nAbout 25 minutes; then 40 minutes of exercises.\n": 25,
+            "# A\n\nA 25-minute lesson.\n": 25,
+            "# A\n\n| takes | 12 minutes |\n": 12,
+            "# A\n\nMinutes.\n\n## B\n\n25 minutes\n": None,
+            "# A\n\n<!-- 25 minutes -->\n\n```text\n25 minutes\n```\n": None,
+        }.items():
+            with self.subTest(text):
+                self.assertEqual(lessons.size_of(text).stated, minutes)
+
+    def test_check_knows_the_limits(self) -> None:
+        self.write("02_tree/README.md", self.lesson(200, 0, "1 minute"))
+        for words, lines, minutes, problems in (
+            (3000, 250, "28 minutes", []),
+            (3001, 250, "28 minutes", ["3001 words of prose; at most 3000"]),
+            (3000, 251, "28 minutes", ["251 lines of code; at most 250"]),
+            (2000, 200, "14 minutes", []),
+            (2000, 200, "26 minutes", []),
+            (2000, 200, "13 minutes", ["states 13 minutes; by its length 20"]),
+            (2000, 200, "27 minutes", ["states 27 minutes; by its length 20"]),
+            (4000, 400, "20 minutes", [
+                "4000 words of prose; at most 3000", "400 lines of code; at most 250",
+                "states 20 minutes; by its length 40"]),
+            (2000, 200, "", ["does not state before its first section how long it takes; by its length 20 minutes"]),
+        ):
+            with self.subTest(words=words, lines=lines, minutes=minutes):
+                self.write("01_naive/README.md", self.lesson(words, lines, minutes))
+                said, problem = self.called("--check", expect=1 if problems else 0)
+                self.assertEqual(problem.split("\n")[1:-1], [f"01_naive/README.md: {text}" for text in problems])
+                self.assertRegex(said, rf"01_naive/README.md +{words} +{lines} ")
+                self.called()  # without --check they are only said
+
+    def test_notes_have_no_limits(self) -> None:
+        self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
+        self.write("02_tree/README.md", self.lesson(400, 0, "2 minutes"))
+        self.write("README.md", "# Front page\n\n| a |\n| --- |\n")
+        self.write("02_tree/notes/README.md", self.lesson(9000, 100))
+        said, _ = self.called("--check")
+        self.assertRegex(said, r"02_tree/notes/README.md +9000 +50\n")
+        self.assertIn("README.md: 2 words, 1 tables\n", said)
+
+    def test_stages_can_be_chosen(self) -> None:
+        self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
+        self.write("02_tree/README.md", self.lesson(5000, 0, "25 minutes"))
+        said, _ = self.called("--check", "01")
+        self.assertNotIn("02_tree", said)
+        self.assertIn("5000 words", self.called("--check", "02", expect=1)[1])
+        self.assertIn("there is no lesson '04'", self.called("04", expect=2)[1])
+
+    def test_no_lesson_is_no_success(self) -> None:
+        for stage in ("01_naive", "02_tree"):
+            (self.root / stage / "README.md").unlink()
+        self.assertIn("there is no lesson in ", self.called("--check", expect=2)[1])
 
 
 class Figures(Playground):
@@ -2157,6 +2266,16 @@ class Committed(unittest.TestCase):
             for name in [*drawn, *pages]:
                 self.assertTrue((root / name).is_file(), f"{name} did not come back")
                 self.assertEqual((root / name).read_bytes(), (SOURCE / name).read_bytes(), name)
+
+    def test_lessons_are_measured(self) -> None:
+        stages = source_hash.stage_folders(SOURCE)
+        self.assertEqual(len(stages), 8)
+        for stage in stages:
+            with self.subTest(stage):
+                size = lessons.read(SOURCE / stage / "README.md")
+                self.assertGreater(size.words, 1000)
+                self.assertGreater(size.lines, 20)
+                self.assertTrue(8 < size.sentence < 25, size.sentence)
 
     def test_peers_and_data_can_be_read(self) -> None:
         repository = results.Repository()
