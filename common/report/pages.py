@@ -5,10 +5,10 @@
     ./worklog docs --build      builds only
     ./worklog docs --check      builds, then looks at every page in headless Chromium
 
-The pages are the repository's own Markdown files, as they lie: README.md, the writeups and their exercises, docs/, the
-rooms' README.md. Copies go to build/site-source, where what GitHub does and MkDocs does not is put right: a source file
-that a page links to becomes a page, a stage's code stands in tabs, formulas become MathML. The site fetches nothing
-from elsewhere.
+The pages are the repository's own Markdown files, as they lie: README.md, the writeups, their notes and exercises,
+docs/, the rooms' README.md. Copies go to build/site-source, where what GitHub does and MkDocs does not is put right: a
+source file that a page links to becomes a page, a stage's code stands in tabs, formulas become MathML. The site fetches
+nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from markdown import split_fences, title_of
+from prose import CONTENTS, NOTES, notes_of
 from results import ROOT, ReportError
 from source_hash import stage_folders
 
@@ -51,7 +52,9 @@ DOCS_ORDER = (
 def documents() -> list[Path]:
     """The pages, in the order of the navigation."""
     found = [ROOT / "README.md"]
-    found += [ROOT / stage / "README.md" for stage in stage_folders(ROOT) if (ROOT / stage / "README.md").is_file()]
+    for stage in stage_folders(ROOT):
+        if (ROOT / stage / "README.md").is_file():
+            found += [ROOT / stage / "README.md", *notes_of(ROOT / stage)]
 
     def place(path: Path) -> tuple[int, str]:
         return DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name
@@ -149,23 +152,35 @@ class Staging:
             shutil.copyfile(path, copy)
 
 
+def title(path: Path) -> str:
+    return title_of(path.read_text(encoding="utf-8")) or path.name
+
+
+def of_stage(stage: Path, pages: list[Path], written: dict[str, str]) -> list[Any]:
+    """What the navigation has of a stage: the lesson first, then its code, its exercises, and its notes, folded."""
+    below = {"The code": f"{stage.name}/code.md", "Exercises": f"{stage.name}/exercise/README.md"}
+    notes: list[Any] = []
+    for path in pages:
+        if path.parent == stage / NOTES:
+            name = path.relative_to(ROOT).as_posix()
+            notes.append(name if path.name == CONTENTS else {title(path): name})
+    entries: list[Any] = [f"{stage.name}/README.md"]
+    entries += [{words: page} for words, page in below.items() if page in written]
+    return entries + ([{"Notes": notes}] if notes else [])
+
+
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The ladder, the docs, the rooms; a stage's code stands below its writeup."""
-
-    def title(path: Path) -> str:
-        return title_of(path.read_text(encoding="utf-8")) or path.name
-
+    """The ladder, the docs, the rooms; a stage's code, exercises and notes stand below its writeup."""
     ladder: list[Any] = []
     docs, rooms = [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         if path.parent == ROOT / "docs":
             docs.append({title(path): name})
-        elif path.parent.parent == ROOT / "common":
+        elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
-        elif path.parent != ROOT and path.parent.name != "exercise":
-            below = {"The code": f"{path.parent.name}/code.md", "Exercises": f"{path.parent.name}/exercise/README.md"}
-            ladder.append({title(path): [name, *({words: page} for words, page in below.items() if page in written)]})
+        elif path.parent.parent == ROOT:
+            ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
     files = sorted(name for name in made if not name.endswith("/code.md"))
     nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]

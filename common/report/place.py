@@ -33,9 +33,10 @@ class Place:
         return value == "yes"
 
     def stage(self) -> str:
-        """The stage option, else the stage in whose folder the file lies."""
+        """The stage option, else the stage in whose folder the file lies, its notes among it."""
         stages = self.repository.stages()
-        own = self.file.parent.name if self.file.parent.parent == self.repository.root else ""
+        inside = self.file.is_relative_to(self.repository.root)
+        own = self.file.relative_to(self.repository.root).parts[0] if inside else ""
         stage = self.option("stage", own if own in stages else "")
         if not stage:
             raise ReportError("stage is missing: this file lies in no stage's folder")

@@ -1,4 +1,5 @@
-"""Checks of what is written by hand: links that lead nowhere, and commands that do not exist."""
+"""Checks of what is written by hand: links that lead nowhere, commands that do not exist, notes that no contents list.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
 SHELLS = {"sh", "bash", "shell", "console", "shell-session", "zsh"}
 COMMAND = re.compile(r"(?<![\w/.-])\./worklog\b(?:[ \t]+([^\s;&|)<>#]+))?")
 VERB_IN_HELP = re.compile(r"^ {2,6}([a-z][a-z-]*)\b", re.MULTILINE)
+NOTES, CONTENTS = "notes", "README.md"  # the folder in a stage's, and the page of it that lists the others
 
 
 @lru_cache(None)
@@ -39,6 +41,32 @@ def dead_links(file: Path, text: str, root: Path) -> list[Problem]:
         elif fragment and path.suffix == ".md" and fragment not in anchors_in(path):
             problems.append(Problem(line, f"link {target}", f"names no heading of {path.relative_to(root)}"))
     return problems
+
+
+def listed_in(contents: Path) -> list[Path]:
+    """The pages beside it that the contents link to, in their order; none where there are no contents."""
+    if not contents.is_file():
+        return []
+    targets = [unquote(target).partition("#")[0] for _, target in links_of(contents.read_text(encoding="utf-8"))]
+    pages = [(contents.parent / target).resolve() for target in targets if target and not SCHEME.match(target)]
+    return [page for page in dict.fromkeys(pages) if page.parent == contents.parent.resolve() and page != contents]
+
+
+def notes_of(stage: Path) -> list[Path]:
+    """The notes of a stage's folder: the contents, what they list in their order, then what they leave out."""
+    folder = stage.resolve() / NOTES
+    there = sorted(folder.glob("*.md"), key=lambda path: (path.name != CONTENTS, path.name))
+    contents = folder / CONTENTS
+    order = [contents, *listed_in(contents)]
+    return sorted(there, key=lambda path: order.index(path) if path in order else len(order))
+
+
+def unlisted_note(file: Path) -> list[Problem]:
+    """A note that its contents do not link to: nobody would find it."""
+    contents = file.parent / CONTENTS
+    if file.parent.name != NOTES or file == contents or file in listed_in(contents):
+        return []
+    return [Problem(1, "contents", f"{CONTENTS} beside it does not link to it")]
 
 
 @lru_cache(None)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills the marked regions of the writeups from the code and the results, or says what has drifted.
 
-    python3 common/report/sync.py                    every README.md of the ladder and docs/*.md
+    python3 common/report/sync.py                    every README.md and note of the ladder, and docs/*.md
     python3 common/report/sync.py --check [paths]    writes nothing; exit code 1 where something is not as its source
     python3 common/report/sync.py --check --strict   also where a figure was measured on an earlier version
     python3 common/report/sync.py --why KEY          what has changed since a figure was measured: KEY as in sync:figure
@@ -27,7 +27,7 @@ import tables
 import why
 from markdown import Problem, Region, regions_of, starts_html_block, title_of
 from place import Place
-from prose import dead_links, unknown_commands
+from prose import dead_links, unknown_commands, unlisted_note
 from results import DEFAULT_GPU, ROOT, ReportError, Repository
 
 OPTIONS = {
@@ -38,8 +38,8 @@ OPTIONS = {
 
 
 PAGES = (
-    "README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md",
-    "common/library/python/README.md", "common/tests/*/README.md",
+    "README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/notes/*.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md",
+    "common/*/README.md", "common/library/python/README.md", "common/tests/*/README.md",
 )
 
 QUIET, BETWEEN = 2.0, 1.0  # seconds: before the first line of progress, and from one to the next
@@ -181,6 +181,7 @@ def check(file: Path, repository: Repository, strict: bool, step: Callable[[], N
     problems += stale if strict else []
     problems += dead_links(file, text, repository.root)
     problems += unknown_commands(text, repository.root)
+    problems += unlisted_note(file)
     if file.parent.name in repository.stages() and file.parent.parent == repository.root:
         if not any(region.kind == "nav" for region in regions_of(filled)[0]):
             problems.append(Problem(1, "sync:nav", "is missing: a stage's writeup links to its neighbors"))

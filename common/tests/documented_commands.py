@@ -4,9 +4,9 @@
     python3 common/tests/documented_commands.py            runs them all, in the order of the pages, each once
     python3 common/tests/documented_commands.py --list     says what would be run, and what is left out and why
 
-A command is a line of a fenced block marked sh in README.md, a writeup, docs/ or a room's README.md. Those that need a
-GPU are run as well: here they must say that there is none, and what can be done instead. What would run this very test
-again, or never ends, is left out.
+A command is a line of a fenced block marked sh in README.md, a writeup, its notes, docs/ or a room's README.md. Those
+that need a GPU are run as well: here they must say that there is none, and what can be done instead. What would run
+this very test again, or never ends, is left out.
 """
 
 from __future__ import annotations

@@ -36,8 +36,10 @@ import bench
 import counters
 import drawings
 import grid
+import lessons
 import markdown
 import pages
+import prose
 import redraw
 import results
 import source_hash
@@ -474,6 +476,182 @@ class Sync(Playground):
         self.edit("01_naive/kernels.cuh", "// One thread per row.", "// One thread for each row.")
         self.sync()
         self.sync("--check", "--strict")
+
+
+class Notes(Playground):
+    """NN/notes/*.md: pages as the lesson is, but for the links to neighbours."""
+
+    NOTE = (
+        "# A tile\n\nOf [the kernels](../kernels.cuh), [the lesson](../README.md#what-we-measured).\n\n"
+        "<!-- sync:code file=../kernels.cuh snippet=inner -->\n<!-- /sync -->\n\n"
+        "It takes <!-- sync:figure key=01_naive/plain/layernorm_forward/fp32/1024x1024/cold unit=ms --><!-- /sync -->"
+        ".\n\n<!-- sync:table ladder dtype=fp32 shape=1024x1024 -->\n<!-- /sync -->\n\n"
+        "```sh\n./worklog run 01\n```\n"
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("01_naive/notes/README.md", "# Notes\n\n[Tiles](tiles.md#a-tile), [first](./a%20b.md)\n")
+        self.write("01_naive/notes/tiles.md", self.NOTE)
+        self.write("01_naive/notes/a b.md", "# Not the first\n")
+
+    def found(self, name: str, old: str, new: str) -> str:
+        """What --check says of a note where `old` has become `new` in it, once all was filled and well."""
+        self.sync()
+        self.sync("--check")
+        self.edit(name, old, new)
+        return self.sync("--check", expect=1)
+
+    def test_regions_are_filled_and_checked(self) -> None:
+        self.sync()
+        text = self.read("01_naive/notes/tiles.md")
+        self.assertIn("\n```cuda\nx[1] = 1'000.0f;\n```\n", text)
+        self.assertIn("-->2.39 ms<!--", text)
+        self.assertIn("`small`", text)  # the ladder of the stage in whose folder the notes lie
+        self.assertIn("(../results/h200.json)", text)
+        message = self.found("01_naive/notes/tiles.md", "2.39 ms", "2.38 ms")
+        self.assertIn("01_naive/notes/tiles.md:13: sync:figure", message)
+        self.sync()
+        self.sync("--check")
+
+    def test_figures_of_an_earlier_kernel_get_their_dagger(self) -> None:
+        self.sync()
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f;", "x[0] = 2.0f;")
+        self.sync()
+        self.assertIn("2.39 ms†", self.read("01_naive/notes/tiles.md"))
+        self.assertIn("01_naive/notes/tiles.md:13: ", self.sync("--check", "--strict", expect=1))
+
+    def test_links_headings_and_commands_are_checked(self) -> None:
+        for old, new, words in (
+            ("(../kernels.cuh)", "(kernels.cuh)", "tiles.md:3: link kernels.cuh: leads nowhere"),
+            ("#what-we-measured", "#what-we-meant", "names no heading of 01_naive/README.md"),
+            ("./worklog run 01", "./worklog ruin 01", "./worklog ruin: there is no verb 'ruin'"),
+            ("file=../kernels.cuh", "file=kernels.cuh", "there is no kernels.cuh"),
+        ):
+            with self.subTest(new):
+                self.write("01_naive/notes/tiles.md", self.NOTE)
+                self.assertIn(words, self.found("01_naive/notes/tiles.md", old, new))
+
+    def test_a_note_that_the_contents_leave_out_is_named(self) -> None:
+        message = self.found("01_naive/notes/README.md", "[Tiles](tiles.md#a-tile), ", "tiles.md, ")
+        self.assertEqual(message.count("does not link to it"), 1)
+        self.assertIn("01_naive/notes/tiles.md:1: contents: README.md beside it does not link to it", message)
+        (self.root / "01_naive/notes/README.md").unlink()
+        self.assertEqual(self.sync("--check", expect=1).count("does not link to it"), 2)
+
+    def test_their_order_is_that_of_the_contents(self) -> None:
+        self.write("01_naive/notes/0.md", "# Listed nowhere\n")
+        names = [path.name for path in prose.notes_of(self.root / "01_naive")]
+        self.assertEqual(names, ["README.md", "tiles.md", "a b.md", "0.md"])
+        self.assertEqual(prose.notes_of(self.root / "02_tree"), [])
+
+
+class Lessons(Playground):
+    """How long a lesson is."""
+
+    def lesson(self, words: int, lines: int, minutes: str = "") -> str:
+        """A lesson of so many words and lines of code; the minutes that it states are two of its words."""
+        words -= 1 + len(minutes.split())
+        code = "".join(f"x[{i}] = 1.0f;\n" for i in range(lines))
+        return f"# Lesson\n\n{minutes}\n\n```cuda\n{code}```\n\n{'word ' * words}\n"
+
+    def called(self, *arguments: str, expect: int = 0) -> tuple[str, str]:
+        done = self.script("lessons.py", *arguments)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout, done.stderr
+
+    def test_prose_is_what_a_reader_reads(self) -> None:
+        for text, words in {
+            "# A title\n\nTwo words.\n": 4,
+            "- an item\n1. another item\n": 4,
+            "It takes <!-- sync:figure key=a/b unit=us -->6.56 µs†<!-- /sync --> here.\n": 5,
+            "None <!-- of these\nwords --> but two\n": 3,
+            "```sh\n./worklog run 01\n```\n": 0,
+            "Call `launch<T>(a, b)` twice\n": 4,
+            "| a | b |\n| --- | --- |\n| c | d |\n\nAfter it\n": 2,
+            "<!-- sync:table family -->\n\n| a |\n| --- |\n\n<sub>Cold. An H200.</sub>\n\n<!-- /sync -->\n": 0,
+            "<!-- sync:nav -->\n\n[The ladder](../README.md) · [02](../02/README.md) →\n\n<!-- /sync -->\n": 0,
+            "<!-- sync:code file=a snippet=b -->\n\n<details>\n<summary>The code: 120 lines</summary>\n\n"
+            "```cuda\nint a;\n```\n\n</details>\n\n<!-- /sync -->\n": 0,
+            "<details>\n<summary>Answers</summary>\n\nIt is 4.\n\n</details>\n": 4,
+            "![A picture of it](a.svg) and [a link](b.md#c \"d\") to it\n": 5,
+            "Of $n$ values: $$\\frac{1}{n} \\sum x$$ = 10\u202f000 x 3.\n": 7,
+        }.items():
+            with self.subTest(text):
+                self.assertEqual(lessons.size_of(text).words, words, lessons.prose_of(text))
+
+    def test_sentences(self) -> None:
+        text = (
+            "# A heading of six words here\n\n**Bytes.** One, two, 3.5 and `code`. Is it e.g. five words?\n\n"
+            "- An item (in brackets.) And lanes 0, 1, 2 ... of a warp\n"
+        )
+        sentences = lessons.sentences_in(lessons.prose_of(text))
+        self.assertEqual([lessons.words_in(sentence) for sentence in sentences], [5, 5, 4, 8])
+        self.assertEqual(lessons.size_of(text).sentence, 5.5)
+        self.assertEqual(lessons.size_of("# Nothing\n").sentence, 0.0)
+
+    def test_code_terms_and_tables(self) -> None:
+        size = lessons.size_of(
+            "```cuda\nint a;\n\nint b;\n```\n\nA [warp](../docs/glossary.md#the-machine), another "
+            "[Warp](../docs/glossary.md), a [lane](../docs/glossary.md#the-machine), a [barrier](barrier.md).\n\n"
+            "| a |\n| --- |\n| b |\n\n| c |\n| --- |\n\n```text\n| no table |\n[x](glossary.md)\n```\n"
+        )
+        self.assertEqual((size.lines, size.terms, size.tables), (5, 2, 2))
+
+    def test_minutes_are_stated_before_the_first_section(self) -> None:
+        for text, minutes in {
+            "# A\n\nAbout 25 minutes; then 40 minutes of exercises.\n": 25,
+            "# A\n\nA 25-minute lesson.\n": 25,
+            "# A\n\n| takes | 12 minutes |\n": 12,
+            "# A\n\nMinutes.\n\n## B\n\n25 minutes\n": None,
+            "# A\n\n<!-- 25 minutes -->\n\n```text\n25 minutes\n```\n": None,
+        }.items():
+            with self.subTest(text):
+                self.assertEqual(lessons.size_of(text).stated, minutes)
+
+    def test_check_knows_the_limits(self) -> None:
+        self.write("02_tree/README.md", self.lesson(200, 0, "1 minute"))
+        for words, lines, minutes, problems in (
+            (3000, 250, "28 minutes", []),
+            (3001, 250, "28 minutes", ["3001 words of prose; at most 3000"]),
+            (3000, 251, "28 minutes", ["251 lines of code; at most 250"]),
+            (2000, 200, "14 minutes", []),
+            (2000, 200, "26 minutes", []),
+            (2000, 200, "13 minutes", ["states 13 minutes; by its length 20"]),
+            (2000, 200, "27 minutes", ["states 27 minutes; by its length 20"]),
+            (4000, 400, "20 minutes", [
+                "4000 words of prose; at most 3000", "400 lines of code; at most 250",
+                "states 20 minutes; by its length 40"]),
+            (2000, 200, "", ["does not state before its first section how long it takes; by its length 20 minutes"]),
+        ):
+            with self.subTest(words=words, lines=lines, minutes=minutes):
+                self.write("01_naive/README.md", self.lesson(words, lines, minutes))
+                said, problem = self.called("--check", expect=1 if problems else 0)
+                self.assertEqual(problem.split("\n")[1:-1], [f"01_naive/README.md: {text}" for text in problems])
+                self.assertRegex(said, rf"01_naive/README.md +{words} +{lines} ")
+                self.called()  # without --check they are only said
+
+    def test_notes_have_no_limits(self) -> None:
+        self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
+        self.write("02_tree/README.md", self.lesson(400, 0, "2 minutes"))
+        self.write("README.md", "# Front page\n\n| a |\n| --- |\n")
+        self.write("02_tree/notes/README.md", self.lesson(9000, 100))
+        said, _ = self.called("--check")
+        self.assertRegex(said, r"02_tree/notes/README.md +9000 +50\n")
+        self.assertIn("README.md: 2 words, 1 tables\n", said)
+
+    def test_stages_can_be_chosen(self) -> None:
+        self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
+        self.write("02_tree/README.md", self.lesson(5000, 0, "25 minutes"))
+        said, _ = self.called("--check", "01")
+        self.assertNotIn("02_tree", said)
+        self.assertIn("5000 words", self.called("--check", "02", expect=1)[1])
+        self.assertIn("there is no lesson '04'", self.called("04", expect=2)[1])
+
+    def test_no_lesson_is_no_success(self) -> None:
+        for stage in ("01_naive", "02_tree"):
+            (self.root / stage / "README.md").unlink()
+        self.assertIn("there is no lesson in ", self.called("--check", expect=2)[1])
 
 
 class Figures(Playground):
@@ -1950,6 +2128,11 @@ class Pages(Playground):
     def test_every_page_has_its_place(self) -> None:
         self.write("docs/method.md", "# Method\n")
         self.write("common/report/README.md", "# common/report: data\n")
+        self.write("common/library/python/README.md", "# In Python\n")
+        self.write("01_naive/exercise/README.md", "# Exercises of 01\n")
+        self.write("02_tree/notes/README.md", "# Notes\n\n[T](tiles.md) [A](a.md)\n")
+        self.write("02_tree/notes/a.md", "# An afterthought\n")
+        self.write("02_tree/notes/tiles.md", "# Tiles\n")
         before, pages.ROOT = pages.ROOT, self.root
         self.addCleanup(setattr, pages, "ROOT", before)
         staging = pages.Staging()
@@ -1961,10 +2144,15 @@ class Pages(Playground):
         self.assertEqual(nav[0], {"Start": "README.md"})
         self.assertEqual(
             nav[1]["The ladder"][0],
-            {"01 · One thread per row": ["01_naive/README.md", {"The code": "01_naive/code.md"}]},
+            {"01 · One thread per row": [
+                "01_naive/README.md", {"The code": "01_naive/code.md"}, {"Exercises": "01_naive/exercise/README.md"}]},
         )
+        self.assertEqual(nav[1]["The ladder"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
+            "02_tree/notes/README.md", {"Tiles": "02_tree/notes/tiles.md"},
+            {"An afterthought": "02_tree/notes/a.md"}]}]}])
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
-        self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
+        self.assertEqual(nav[3], {"The rooms": [
+            {"common/report: data": "common/report/README.md"}, {"In Python": "common/library/python/README.md"}]})
 
 
 class Lines(unittest.TestCase):
@@ -2078,6 +2266,16 @@ class Committed(unittest.TestCase):
             for name in [*drawn, *pages]:
                 self.assertTrue((root / name).is_file(), f"{name} did not come back")
                 self.assertEqual((root / name).read_bytes(), (SOURCE / name).read_bytes(), name)
+
+    def test_lessons_are_measured(self) -> None:
+        stages = source_hash.stage_folders(SOURCE)
+        self.assertEqual(len(stages), 8)
+        for stage in stages:
+            with self.subTest(stage):
+                size = lessons.read(SOURCE / stage / "README.md")
+                self.assertGreater(size.words, 1000)
+                self.assertGreater(size.lines, 20)
+                self.assertTrue(8 < size.sentence < 25, size.sentence)
 
     def test_peers_and_data_can_be_read(self) -> None:
         repository = results.Repository()
