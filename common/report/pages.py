@@ -42,6 +42,7 @@ COPIED = {".svg", ".png", ".json", ".cff", ".ipynb"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
 FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
     "reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md",
     "resources.md", "verified.md", "teaching.md", "glossary.md", "sources.md",
@@ -150,16 +151,18 @@ class Staging:
 
 
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The ladder, the docs, the rooms; a stage's code stands below its writeup."""
+    """The primer, the ladder, the docs, the rooms; a stage's code stands below its writeup."""
 
     def title(path: Path) -> str:
         return title_of(path.read_text(encoding="utf-8")) or path.name
 
     ladder: list[Any] = []
-    docs, rooms = [], []
+    first, docs, rooms = [], [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
-        if path.parent == ROOT / "docs":
+        if name == FIRST:
+            first.append({title(path): name})
+        elif path.parent == ROOT / "docs":
             docs.append({title(path): name})
         elif path.parent.parent == ROOT / "common":
             rooms.append({title(path): name})
@@ -168,7 +171,7 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
             ladder.append({title(path): [name, *({words: page} for words, page in below.items() if page in written)]})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
     files = sorted(name for name in made if not name.endswith("/code.md"))
-    nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]
+    nav: list[Any] = [{"Start": "README.md"}, *first, {"The ladder": ladder}]
     nav += [{"Beside the ladder": docs}] if docs else []
     nav += [{"The rooms": rooms}] if rooms else []
     if files:

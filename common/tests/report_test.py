@@ -35,7 +35,9 @@ sys.dont_write_bytecode = True
 import bench
 import counters
 import drawings
+import figures
 import grid
+import machine_drawings
 import markdown
 import pages
 import redraw
@@ -489,8 +491,17 @@ class Figures(Playground):
         self.assertEqual(self.figure(f"{key} unit=percent"), "1.0 %")
         self.assertEqual(self.figure(f"{key} unit=percent counter=spread"), "1.2 %")
         self.assertEqual(self.figure(f"{key} unit=us counter=copy_seconds"), "24.1 µs")
+        self.assertEqual(self.figure(f"{key} unit=GB/s counter=copy_bytes_per_second"), "348 GB/s")
         self.assertEqual(self.figure(f"{key} unit=MiB counter=bytes"), "8 MiB")
         self.assertEqual(self.figure(f"{key} unit=count counter=samples"), "100")
+
+    def test_figure_of_the_machine(self) -> None:
+        path = "01_naive/results/h200.json"
+        self.edit(path, '"caches": []', '"caches": [], "empty_launch_us": "2.880", "l2_bytes": "62914560"')
+        self.assertEqual(self.figure("key=context/01_naive/empty_launch_us unit=us"), "2.88 µs")
+        self.assertEqual(self.figure("key=context/01_naive/l2_bytes unit=MiB"), "60 MiB")
+        with self.assertRaisesRegex(results.ReportError, "has no figure 'caches' in its context"):
+            figures.lookup(results.Repository(self.root), "context/01_naive/caches", "count", None, "h200")
 
     def test_ratio_of_two(self) -> None:
         slow, fast = (f"{s}/layernorm_forward/fp32/1024x1024/cold" for s in ("01_naive/plain", "02_tree/best"))
@@ -948,7 +959,7 @@ NO_PLOTTER = "charts need the matplotlib of requirements.txt, which neither .ven
 class Drawings(Playground):
     def setUp(self) -> None:
         super().setUp()
-        for stage in sorted({name.split("/")[0] for name in drawings.DRAWINGS} - {"01_naive"}):
+        for stage in sorted({name.split("/")[0] for name in drawings.DRAWINGS} - {"01_naive", drawings.OF_NO_STAGE}):
             self.write(f"{stage}/kernels.cuh", "int nothing;\n")
 
     def draw(self, *arguments: str, expect: int = 0) -> str:
@@ -1050,6 +1061,12 @@ class Drawings(Playground):
             self.assertGreater(min(sent[turn + 1]), max(read[turn - 1]), "two places are enough")
         self.assertLess(min(sent[1]), max(read[0]), "and one is not")
         self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
+
+
+    def test_blocks_go_to_multiprocessors_in_turn_while_there_is_room(self) -> None:
+        places = [machine_drawings.multiprocessor_of(block, 4, 2) for block in range(10)]
+        self.assertEqual(places, [0, 1, 2, 3, 0, 1, 2, 3, None, None])
+        self.assertEqual([machine_drawings.two_digits(rate) for rate in (4.27, 33.45, 401.4)], ["4.3", "33", "400"])
 
 
 class Redraw(Playground):
@@ -1965,6 +1982,10 @@ class Pages(Playground):
         )
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
         self.assertEqual(nav[3], {"The rooms": [{"common/report: data": "common/report/README.md"}]})
+        self.write("docs/primer.md", "# A GPU in ten minutes\n")
+        nav = pages.navigation(pages.documents(), staging.written)
+        self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
+        self.assertEqual(nav[3], {"Beside the ladder": [{"Method": "docs/method.md"}]})
 
 
 class Lines(unittest.TestCase):
