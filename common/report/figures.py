@@ -158,7 +158,8 @@ def of_machine(repository: Repository, name: str, gpu: str) -> Figure:
     try:
         value = float(results.context[entry])
     except (KeyError, TypeError, ValueError):
-        raise ReportError(f"{results.path.relative_to(repository.root)} has no figure '{entry}' in its context") from None
+        shown = results.path.relative_to(repository.root)
+        raise ReportError(f"{shown} has no figure '{entry}' in its context") from None
     dimension, size = next((what for end, what in MACHINE.items() if entry.endswith(end)), ("count", 1.0))
     return Figure(value * size, dimension)
 

@@ -55,6 +55,7 @@ def memory_levels() -> Drawing:
     """The levels of an H200's memory, with size, speed and distance."""
     gpu = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))["h200"]
     count, clock = gpu["multiprocessors"], gpu["clock_hz"]
+    copied, copied_in_l2 = gpu["dram_bytes_per_second"] / 1e12, gpu["l2_bytes_per_second"] / 1e12
     in_all = f"{MULTIPROCESSOR_KIB} KiB each, {count * MULTIPROCESSOR_KIB // 1024} MiB in all {count}"
     registers = two_digits(count * clock * FP32_LANES * OPERANDS * FLOAT / 1e12)
     shared = two_digits(count * clock * BANKS_BYTES / 1e12)
@@ -78,12 +79,12 @@ def memory_levels() -> Drawing:
     drawing.line(middle, y + 12, middle, y + 30, arrow=True, width=1.5)
     y = level(
         drawing, y + 32, "orange", "L2 cache", f"{L2_CYCLES} cycles", L2_CYCLES,
-        (f"{L2_MIB} MiB, one for all multiprocessors", f"about {gpu['l2_bytes_per_second'] / 1e12:.0f} TB/s in a copy"),
+        (f"{L2_MIB} MiB, one for all multiprocessors", f"about {round(copied_in_l2)} TB/s in a copy"),
     )
     drawing.line(middle, y, middle, y + 18, arrow=True, width=1.5)
     y = level(
         drawing, y + 20, "red", "DRAM", f"{DRAM_CYCLES} cycles", DRAM_CYCLES,
-        ("141 GB of HBM3e, beside the chip", f"4.8 TB/s; a copy reaches {two_digits(gpu['dram_bytes_per_second'] / 1e12)}"),
+        ("141 GB of HBM3e, beside the chip", f"4.8 TB/s; a copy reaches {two_digits(copied)}"),
     )
     drawing.height = small_print(
         drawing, y + 24,
@@ -167,7 +168,8 @@ def grid_to_lanes() -> Drawing:
         if lane % 8 == 0 or lane == WARP - 1:
             drawing.text(LEFT + (lane + 0.5) * width, y + 43, str(lane), size=12.5, anchor="middle", color=MUTED)
     first = shown_warp * WARP
-    drawing.text(LEFT, y + 66, f"Warp {shown_warp}: {WARP} lanes, threads {first} to {first + WARP - 1} of the block.", size=14)
+    threads_of_warp = f"threads {first} to {first + WARP - 1} of the block."
+    drawing.text(LEFT, y + 66, f"Warp {shown_warp}: {WARP} lanes, {threads_of_warp}", size=14)
     drawing.text(LEFT, y + 85, "They execute each instruction together", size=14)
     drawing.height = y + 102
     return drawing

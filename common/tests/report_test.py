@@ -1063,6 +1063,11 @@ class Drawings(Playground):
         self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
 
 
+    def test_the_primers_drawings_can_be_read_on_a_phone(self) -> None:
+        for drawing in (machine_drawings.grid_to_lanes(), machine_drawings.memory_levels()):
+            sizes = [float(size) for size in re.findall(r'font-size="([0-9.]+)"', drawing.render())]
+            self.assertGreaterEqual(min(sizes) * 400 / drawing.width, 10, drawing.title)
+
     def test_blocks_go_to_multiprocessors_in_turn_while_there_is_room(self) -> None:
         places = [machine_drawings.multiprocessor_of(block, 4, 2) for block in range(10)]
         self.assertEqual(places, [0, 1, 2, 3, 0, 1, 2, 3, None, None])
@@ -1145,15 +1150,15 @@ class Charts(Playground):
         first = self.svgs()
         self.assertEqual(list(first), [
             "01_naive/charts/access.svg", "01_naive/charts/share_h200.svg", "01_naive/charts/time_h200.svg",
-            "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/ladder_h200.svg",
-            "docs/charts/numerics_h200.svg",
+            "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/grid_to_lanes.svg",
+            "docs/charts/ladder_h200.svg", "docs/charts/memory_levels.svg", "docs/charts/numerics_h200.svg",
         ])
         for name in first:
             (self.root / name).unlink()
         self.charts(PYTHONHASHSEED="7", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="0")
         self.assertEqual(self.svgs(), first)
-        self.assertEqual(self.charts("--check").splitlines()[-1], "0 drawn to compare, 7 up to date")
-        self.assertEqual(self.charts("--check", "--force").splitlines()[-1], "6 drawn to compare, 1 up to date")
+        self.assertEqual(self.charts("--check").splitlines()[-1], "0 drawn to compare, 9 up to date")
+        self.assertEqual(self.charts("--check", "--force").splitlines()[-1], "6 drawn to compare, 3 up to date")
 
     def test_says_in_words_what_it_shows(self) -> None:
         self.charts()
@@ -1246,7 +1251,7 @@ class Charts(Playground):
         """What is drawn, of what had been drawn before."""
         lines = self.charts(*arguments).splitlines()
         found = {line.removeprefix("drew ") for line in lines if line.startswith("drew ")}
-        self.assertEqual(lines[-1], f"{len(found)} drawn, {7 - len(found)} up to date")
+        self.assertEqual(lines[-1], f"{len(found)} drawn, {9 - len(found)} up to date")
         return found
 
     def test_draws_what_has_changed(self) -> None:
