@@ -21,13 +21,13 @@ using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 using warp_shuffle::warp_sum;
 
-// [snippet: held]
 // True where all rows of a tensor start on a 16-byte boundary, or it is null.
 template <class T>
 bool on_boundaries(const T* tensor, int64_t stride) {
   return reinterpret_cast<uintptr_t>(tensor) % 16 == 0 && stride % vector_size<T> == 0;
 }
 
+// [snippet: block_sums]
 // Two sums over the block at once, in every thread.
 __device__ inline float2 block_sums(float2 sums, float2* scratch) {
   const unsigned lane = threadIdx.x % lanes;
@@ -38,6 +38,7 @@ __device__ inline float2 block_sums(float2 sums, float2* scratch) {
   __syncthreads();  // all have read `scratch` before the next row overwrites it
   return {warp_sum(sums.x), warp_sum(sums.y)};
 }
+// [/snippet]
 
 // How a vector of a row is loaded, and how it is stored. Stage 06 has other operations for the kernel below.
 template <class T, class G>
@@ -81,6 +82,7 @@ struct LayerNorm {
   }
 };
 
+// [snippet: held_load]
 // A block to a row, `vectors` vectors of it in each thread's registers. What is beyond them is read again in each walk.
 template <class Norm, int vectors, bool whole>
 __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2) normalize_held(Norm norm) {
@@ -109,7 +111,9 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
         use(col, vectorized::unpack<T>(norm.template load_again<whole>(row, col)));
       }
     };
+    // [/snippet]
 
+    // [snippet: held_statistics]
     float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
     while (true) {
       if constexpr (Norm::has_mean) {
@@ -136,6 +140,9 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
     }
     if (variance < 0.0f) variance = 0.0f;                      // by the rounding of the difference
     const float rstd = rsqrtf(variance + norm.p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+    // [/snippet]
+
+    // [snippet: held_store]
     const float shift = -rest * rstd;
     for_each_vector([&](int col, Floats<T> x) {
       for (int k = 0; k < vector_size<T>; ++k) x.at[k] = (x.at[k] * scale - pivot) * rstd + shift;
@@ -143,9 +150,9 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
     });
     vectorized::write_statistics(norm.p, row, (pivot + rest) / scale,
                                  variance == 0.0f ? rsqrtf(norm.p.eps) : rstd * scale);
+    // [/snippet]
   }
 }
-// [/snippet]
 
 // [snippet: launch_held]
 // As many threads as hold the row in four vectors each, or in eight; for a longer row, as many as a block has.

@@ -50,7 +50,8 @@ __device__ inline Moments merge(const Moments& a, const Moments& b) {
   // [/task]
 }
 
-// The moments of all lanes' values, in every lane.
+// The moments of all lanes' values, in every lane; but merge(a, b) and merge(b, a) round differently, so that lanes may
+// differ in the last bit of the mean.
 __device__ inline Moments merge_lanes(Moments moments) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
     const Moments other = {__shfl_xor_sync(all_lanes, moments.count, distance),
@@ -61,7 +62,7 @@ __device__ inline Moments merge_lanes(Moments moments) {
   return moments;
 }
 
-// The moments of all the block's values, in every thread. `scratch` holds those of each warp.
+// The same of all the block's values, in every thread. `scratch` holds those of each warp.
 __device__ inline Moments merge_block(Moments moments, Moments* scratch) {
   const unsigned lane = threadIdx.x % lanes;
   moments = merge_lanes(moments);

@@ -37,7 +37,7 @@
 // rows, nor on its place among them. That holds for y, h, mean, rstd and dx, on GPUs of one model. dgamma and dbeta are
 // sums over the batch, and another batch has another sum: what holds for them, with the flag or without, is that one
 // call gives the same bits each time on GPUs of one model. nw_batchnorm_inference has no flag and needs none. The flag
-// may cost time: 05_welford/README.md has how much.
+// may cost time: 05_welford/notes/batch_invariance.md has how much.
 //
 // Streams. `stream` is a cudaStream_t, null for the default stream. All calls may be captured into a CUDA graph,
 // provided that a workspace is given to those that need one.

@@ -36,7 +36,8 @@ __device__ inline Moments merge(const Moments& a, const Moments& b) {
   return {count, a.mean + difference * share, a.m2 + b.m2 + difference * difference * a.count * share};
 }
 
-// The moments of all lanes' values, in every lane.
+// The moments of all lanes' values, in every lane; but merge(a, b) and merge(b, a) round differently, so that lanes may
+// differ in the last bit of the mean.
 __device__ inline Moments merge_lanes(Moments moments) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
     const Moments other = {__shfl_xor_sync(all_lanes, moments.count, distance),
