@@ -58,7 +58,9 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
     if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(static_cast<float>(part));
   }
 }
+// [/snippet]
 
+// [snippet: launch_sum]
 // Where there are few partial rows, and so many columns that each may have a thread of its own.
 inline constexpr int few_partial_rows = 16;
 inline constexpr int threads_of_few = 256;

@@ -77,7 +77,9 @@ __global__ void __launch_bounds__(most_threads) dx_and_columns(LayerNormBackward
   if (!partial.first) return;
   for (int i = 0; i < vectors; ++i) store_sums<T>(partial, blockIdx.x, first + i * step, dgamma[i], dbeta[i]);
 }
+// [/snippet]
 
+// [snippet: launch_staying]
 template <bool whole, class T, class G>
 void launch_staying(const LayerNormBackward<T, G>& p, unsigned threads, cudaStream_t stream) {
   const auto kernel = dx_and_columns<T, G, whole>;
@@ -89,7 +91,9 @@ void launch_staying(const LayerNormBackward<T, G>& p, unsigned threads, cudaStre
          partial_rows_of(p, blocks));
   launch_sum(p, blocks, stream);
 }
+// [/snippet]
 
+// [snippet: choose_staying]
 // Rows of more than 8192 columns, for which a block has no registers, are left to `separate`: five trips.
 template <class T, class G>
 void staying(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
