@@ -145,7 +145,9 @@ __global__ void merge_parts(BatchNormTrain<float> p, const Moments* parts, int c
   // [/task]
   write_statistics(p, channel, all.count, all.mean, all.m2, rsqrtf(all.m2 / all.count + p.eps));
 }
+// [/snippet]
 
+// [snippet: normalize_parts]
 __global__ void normalize_parts(BatchNormTrain<float> p, RowSplit split) {
   const int64_t channel = int64_t{blockIdx.x} * tile + threadIdx.x;
   if (channel >= split.channels) return;

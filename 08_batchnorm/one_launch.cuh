@@ -15,12 +15,12 @@ namespace worklog::batchnorm {
 
 using vectorized::Floats;
 
-// [snippet: one_launch]
 // The same in one launch, for every type and layout. A tile's rows are 8 vectors of neighbouring channels. Or, where
 // pixels are neighbours, a tile is one channel, and each row of it is that channel's `run` of pixels in one sample.
 inline constexpr int tile_threads = 256;
 inline constexpr int rows_of_set = 4;
 
+// [snippet: merge_sets]
 // Set i is of channel i % channels. Merges the sets of each channel into its first one.
 __device__ inline void merge_sets(Moments* sets, int count, int channels, int thread) {
   for (int half = count / 2; half >= channels; half /= 2) {
@@ -29,7 +29,9 @@ __device__ inline void merge_sets(Moments* sets, int count, int channels, int th
   }
   __syncthreads();
 }
+// [/snippet]
 
+// [snippet: place]
 template <class T, class G>
 __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTrain<T, G> p, RowSplit split, int run) {
   constexpr int size = vectorized::vector_size<T>;
@@ -44,6 +46,8 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
   const auto in_tile = [&](int k) { return run > 1 ? 0 : static_cast<int>(threadIdx.x) * size + k; };
   const auto channel = [&](int k) { return min(first + in_tile(k), static_cast<int>(p.channels) - 1); };
 
+  // [/snippet]
+  // [snippet: first_loop]
   // A channel's pivot is its first value. If that is so large that squares overflow, a power of 2 scales all down.
   float scale[size], pivot[size], factor[size], offset[size];
   for (int k = 0; k < size; ++k) {
@@ -77,6 +81,8 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
       }
     }
   }
+  // [/snippet]
+  // [snippet: wait]
   for (int k = 0; k < size; ++k) sets[thread * size + k] = mine[k];
   merge_sets(sets, count, channels, thread);
 
@@ -89,6 +95,8 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
     for (int i = thread; i < all; i += tile_threads) sets[i % count] = welford::merge(sets[i % count], parts[i]);
     merge_sets(sets, count, channels, thread);
   }
+  // [/snippet]
+  // [snippet: second_loop]
   for (int k = 0; k < size; ++k) {
     const Moments all = sets[in_tile(k)];
     const float invstd = rsqrtf(all.m2 / all.count + fmaxf(p.eps * scale[k] * scale[k], 0x1p-126f));  // never of 0
@@ -106,7 +114,9 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
     }
   }
 }
+// [/snippet]
 
+// [snippet: launch]
 template <class T, class G>
 void one_launch(const BatchNormTrain<T, G>& p, cudaStream_t stream) {
   check_batch(p);
