@@ -1446,7 +1446,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ReportError as error:
         sys.exit(f"charts.py: {error}")
     if not options.gpu:
-        texts = drawings.pictures(repository.root, stages)
+        folders = stages if options.stage else [*stages, drawings.OF_NO_STAGE]
+        texts = drawings.pictures(repository.root, folders)
         differ = drawings.write_or_check(texts, repository.root, options.check)
         outcome.drawn += differ
         outcome.differ += differ

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from math import gcd
 from pathlib import Path
 
+from machine_drawings import grid_to_lanes, memory_levels
 from source_hash import ROOT, stage_folders
 from svg import INK, MUTED, PANEL, STROKES, Drawing
 
@@ -1146,11 +1147,14 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "07_backward/charts/clusters_start.svg": clusters_start,
     "07_backward/charts/grid_mail.svg": grid_mail,
     "08_batchnorm/charts/tiles.svg": batchnorm_tiles,
+    "docs/charts/grid_to_lanes.svg": grid_to_lanes,
+    "docs/charts/memory_levels.svg": memory_levels,
 }
+OF_NO_STAGE = "docs"
 
 
 def pictures(root: Path, stages: list[str]) -> dict[Path, str]:
-    """The text of each drawing of these stages, by file."""
+    """The text of each drawing of these stages, by file; OF_NO_STAGE is a stage here."""
     return {root / name: draw().render() for name, draw in DRAWINGS.items() if name.split("/")[0] in stages}
 
 
@@ -1178,7 +1182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root = options.root.resolve()
-    differ = write_or_check(pictures(root, stage_folders(root)), root, options.check)
+    differ = write_or_check(pictures(root, [*stage_folders(root), OF_NO_STAGE]), root, options.check)
     return 1 if options.check and differ else 0
 
 

@@ -6,6 +6,7 @@ A key is one of
     01_naive/thread_per_row/layernorm_forward/fp32/1024x1024/arange a check on an input
     peers/torch.compile/layernorm_forward/bf16/262144x1024/cold     another library's timing
     data/article_worklog/naive                                      a figure in docs/data/
+    context/01_naive/empty_launch_us                                what the stage's results file says of the machine
     counters/04_vectorized/cached/layernorm_forward/fp32/1024x1024  what the hardware counted of it, with counter=NAME
     compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one
                                                                     process; compare/best: that of the fastest other
@@ -47,6 +48,7 @@ UNITS = {
 COUNTERS = {
     "median_seconds": "time",
     "copy_seconds": "time",
+    "copy_bytes_per_second": "rate",
     "bytes_per_second": "rate",
     "share_of_copy": "ratio",
     "spread": "ratio",
@@ -57,6 +59,8 @@ COUNTERS = {
     "differing": "count",
     "compared": "count",
 }
+# Of what a results file says of the machine, by the end of its name, else a count.
+MACHINE = {"_us": ("time", 1e-6), "_bytes": ("bytes", 1.0)}
 # Of the hardware's counters (counters.py): by the end of their name, else a count.
 HARDWARE = {"_bytes": "bytes", "_percent": "ratio", "_ns": "time"}
 HARDWARE_SIZE = {"bytes": 1.0, "ratio": 1e-2, "time": 1e-9, "count": 1.0}
@@ -112,6 +116,9 @@ def counter_of(entry: Timing | Check, counter: str) -> float | None:
         return entry.seconds
     if counter in ("copy_seconds", "bytes_per_second", "share_of_copy", "spread"):
         return getattr(entry, counter)
+    if counter == "copy_bytes_per_second":
+        moved = entry.counters.get("bytes")
+        return moved / entry.copy_seconds if moved and entry.copy_seconds else None
     return entry.counters.get(counter)
 
 
@@ -128,6 +135,8 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
             raise ReportError(f"docs/data/{file}.json gives '{name}' in the unknown unit '{unit}'")
         measures, size, _ = UNITS[unit]
         return Figure(figures[name]["value"] * size, measures)
+    if key.startswith("context/"):
+        return of_machine(repository, key.removeprefix("context/"), gpu)
     if key.startswith("compare/"):
         return beside_others(repository, key.removeprefix("compare/"), dimension, gpu)
     if key.startswith("counters/"):
@@ -140,6 +149,19 @@ def lookup(repository: Repository, key: str, dimension: str, counter: str | None
     if value is None:
         raise ReportError(f"'{key}' has no {counter}")
     return Figure(value, COUNTERS[counter], entry.stale)
+
+
+def of_machine(repository: Repository, name: str, gpu: str) -> Figure:
+    """What was read or measured of the machine before a stage's kernels were: stage/entry."""
+    stage, _, entry = name.partition("/")
+    results = repository.stage_results(stage, gpu)
+    try:
+        value = float(results.context[entry])
+    except (KeyError, TypeError, ValueError):
+        shown = results.path.relative_to(repository.root)
+        raise ReportError(f"{shown} has no figure '{entry}' in its context") from None
+    dimension, size = next((what for end, what in MACHINE.items() if entry.endswith(end)), ("count", 1.0))
+    return Figure(value * size, dimension)
 
 
 def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -> Figure:

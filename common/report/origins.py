@@ -109,6 +109,8 @@ def origin_of(root: Path, key: str, gpu: str) -> tuple[Path, Origin]:
         path, name = root / "docs/compare" / f"{gpu}.json", ""
     elif head == PEERS:
         path, name = root / "common/report/peers" / f"{gpu}.json", ""
+    elif head == "context":
+        path, name = root / rest.partition("/")[0] / "results" / f"{gpu}.json", ""
     else:
         path, name = root / head / "results" / f"{gpu}.json", ""
     found = origins_of(read_json(path, root))

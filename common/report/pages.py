@@ -43,9 +43,10 @@ COPIED = {".svg", ".png", ".json", ".cff", ".ipynb"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
 FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
-    "reading-order.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md", "compare.md",
-    "resources.md", "verified.md", "teaching.md", "glossary.md", "sources.md",
+    "reading-order.md", "running.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md",
+    "compare.md", "resources.md", "verified.md", "teaching.md", "glossary.md", "sources.md",
 )
 
 
@@ -170,12 +171,14 @@ def of_stage(stage: Path, pages: list[Path], written: dict[str, str]) -> list[An
 
 
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The ladder, the docs, the rooms; a stage's code, exercises and notes stand below its writeup."""
+    """The primer, the ladder, the docs, the rooms; a stage's code, exercises and notes stand below its writeup."""
     ladder: list[Any] = []
-    docs, rooms = [], []
+    first, docs, rooms = [], [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
-        if path.parent == ROOT / "docs":
+        if name == FIRST:
+            first.append({title(path): name})
+        elif path.parent == ROOT / "docs":
             docs.append({title(path): name})
         elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
@@ -183,7 +186,7 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
             ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
     files = sorted(name for name in made if not name.endswith("/code.md"))
-    nav: list[Any] = [{"Start": "README.md"}, {"The ladder": ladder}]
+    nav: list[Any] = [{"Start": "README.md"}, *first, {"The ladder": ladder}]
     nav += [{"Beside the ladder": docs}] if docs else []
     nav += [{"The rooms": rooms}] if rooms else []
     if files:

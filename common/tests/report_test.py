@@ -35,8 +35,10 @@ sys.dont_write_bytecode = True
 import bench
 import counters
 import drawings
+import figures
 import grid
 import lessons
+import machine_drawings
 import markdown
 import pages
 import prose
@@ -667,8 +669,17 @@ class Figures(Playground):
         self.assertEqual(self.figure(f"{key} unit=percent"), "1.0 %")
         self.assertEqual(self.figure(f"{key} unit=percent counter=spread"), "1.2 %")
         self.assertEqual(self.figure(f"{key} unit=us counter=copy_seconds"), "24.1 µs")
+        self.assertEqual(self.figure(f"{key} unit=GB/s counter=copy_bytes_per_second"), "348 GB/s")
         self.assertEqual(self.figure(f"{key} unit=MiB counter=bytes"), "8 MiB")
         self.assertEqual(self.figure(f"{key} unit=count counter=samples"), "100")
+
+    def test_figure_of_the_machine(self) -> None:
+        path = "01_naive/results/h200.json"
+        self.edit(path, '"caches": []', '"caches": [], "empty_launch_us": "2.880", "l2_bytes": "62914560"')
+        self.assertEqual(self.figure("key=context/01_naive/empty_launch_us unit=us"), "2.88 µs")
+        self.assertEqual(self.figure("key=context/01_naive/l2_bytes unit=MiB"), "60 MiB")
+        with self.assertRaisesRegex(results.ReportError, "has no figure 'caches' in its context"):
+            figures.lookup(results.Repository(self.root), "context/01_naive/caches", "count", None, "h200")
 
     def test_ratio_of_two(self) -> None:
         slow, fast = (f"{s}/layernorm_forward/fp32/1024x1024/cold" for s in ("01_naive/plain", "02_tree/best"))
@@ -1126,7 +1137,7 @@ NO_PLOTTER = "charts need the matplotlib of requirements.txt, which neither .ven
 class Drawings(Playground):
     def setUp(self) -> None:
         super().setUp()
-        for stage in sorted({name.split("/")[0] for name in drawings.DRAWINGS} - {"01_naive"}):
+        for stage in sorted({name.split("/")[0] for name in drawings.DRAWINGS} - {"01_naive", drawings.OF_NO_STAGE}):
             self.write(f"{stage}/kernels.cuh", "int nothing;\n")
 
     def draw(self, *arguments: str, expect: int = 0) -> str:
@@ -1230,6 +1241,17 @@ class Drawings(Playground):
         self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
 
 
+    def test_the_primers_drawings_can_be_read_on_a_phone(self) -> None:
+        for drawing in (machine_drawings.grid_to_lanes(), machine_drawings.memory_levels()):
+            sizes = [float(size) for size in re.findall(r'font-size="([0-9.]+)"', drawing.render())]
+            self.assertGreaterEqual(min(sizes) * 400 / drawing.width, 10, drawing.title)
+
+    def test_blocks_go_to_multiprocessors_in_turn_while_there_is_room(self) -> None:
+        places = [machine_drawings.multiprocessor_of(block, 4, 2) for block in range(10)]
+        self.assertEqual(places, [0, 1, 2, 3, 0, 1, 2, 3, None, None])
+        self.assertEqual([machine_drawings.two_digits(rate) for rate in (4.27, 33.45, 401.4)], ["4.3", "33", "400"])
+
+
 class Redraw(Playground):
     def test_what_is_drawn_can_ask_and_is_watched(self) -> None:
         answers = redraw.Answers(results.Repository(self.root))
@@ -1306,15 +1328,15 @@ class Charts(Playground):
         first = self.svgs()
         self.assertEqual(list(first), [
             "01_naive/charts/access.svg", "01_naive/charts/share_h200.svg", "01_naive/charts/time_h200.svg",
-            "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/ladder_h200.svg",
-            "docs/charts/numerics_h200.svg",
+            "02_tree/charts/time_h200.svg", "docs/charts/cold_warm_h200.svg", "docs/charts/grid_to_lanes.svg",
+            "docs/charts/ladder_h200.svg", "docs/charts/memory_levels.svg", "docs/charts/numerics_h200.svg",
         ])
         for name in first:
             (self.root / name).unlink()
         self.charts(PYTHONHASHSEED="7", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="0")
         self.assertEqual(self.svgs(), first)
-        self.assertEqual(self.charts("--check").splitlines()[-1], "0 drawn to compare, 7 up to date")
-        self.assertEqual(self.charts("--check", "--force").splitlines()[-1], "6 drawn to compare, 1 up to date")
+        self.assertEqual(self.charts("--check").splitlines()[-1], "0 drawn to compare, 9 up to date")
+        self.assertEqual(self.charts("--check", "--force").splitlines()[-1], "6 drawn to compare, 3 up to date")
 
     def test_says_in_words_what_it_shows(self) -> None:
         self.charts()
@@ -1407,7 +1429,7 @@ class Charts(Playground):
         """What is drawn, of what had been drawn before."""
         lines = self.charts(*arguments).splitlines()
         found = {line.removeprefix("drew ") for line in lines if line.startswith("drew ")}
-        self.assertEqual(lines[-1], f"{len(found)} drawn, {7 - len(found)} up to date")
+        self.assertEqual(lines[-1], f"{len(found)} drawn, {9 - len(found)} up to date")
         return found
 
     def test_draws_what_has_changed(self) -> None:
@@ -2153,6 +2175,10 @@ class Pages(Playground):
         self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
         self.assertEqual(nav[3], {"The rooms": [
             {"common/report: data": "common/report/README.md"}, {"In Python": "common/library/python/README.md"}]})
+        self.write("docs/primer.md", "# A GPU in ten minutes\n")
+        nav = pages.navigation(pages.documents(), staging.written)
+        self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
+        self.assertEqual(nav[3], {"Beside the ladder": [{"Method": "docs/method.md"}]})
 
 
 class Lines(unittest.TestCase):

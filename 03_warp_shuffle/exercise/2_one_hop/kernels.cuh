@@ -10,7 +10,7 @@ inline constexpr int lanes = 32;
 inline constexpr unsigned all_lanes = 0xffffffffu;
 
 // The sum of `value` over groups of `width` neighbouring lanes, in every lane. In each step a lane adds the value of
-// the lane whose number differs from its own in one bit: no shared memory, and no barrier, since a shuffle is one.
+// the lane whose number differs from its own in one bit: no shared memory, no barrier; the lanes wait for each other.
 template <int width = lanes>
 __device__ inline float warp_sum(float value) {
   for (int distance = width / 2; distance > 0; distance /= 2) {

@@ -752,7 +752,7 @@ def test_past_two_to_the_31_elements() -> None:
 
 
 @needs_gpu
-def test_the_example_of_the_pages() -> None:
+def test_the_example_of_the_page() -> None:
     torch._dynamo.reset()
     made: dict[str, Any] = {}
     exec(compile(example(), "README.md", "exec"), made)  # as it is printed
