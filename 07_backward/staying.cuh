@@ -94,17 +94,11 @@ void launch_staying(const LayerNormBackward<T, G>& p, unsigned threads, cudaStre
 // [/snippet]
 
 // [snippet: choose_staying]
-// As many threads as hold a row: whole warps.
-template <class T, class G>
-unsigned threads_of_staying(const LayerNormBackward<T, G>& p) {
-  const int64_t columns = vectorized::vectors_in_row(p.x, p.x_stride, p.cols) * vector_size<T>;
-  return warp_shuffle::blocks_for(columns, lanes * columns_of_thread) * lanes;
-}
-
 // Rows of more than 8192 columns, for which a block has no registers, are left to `separate`: five trips.
 template <class T, class G>
 void staying(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
-  const unsigned threads = threads_of_staying(p);
+  const int64_t columns = vectorized::vectors_in_row(p.x, p.x_stride, p.cols) * vector_size<T>;
+  const unsigned threads = warp_shuffle::blocks_for(columns, lanes * columns_of_thread) * lanes;
   if (threads > most_threads) return separate(p, stream);
   using welford::on_boundaries;
   const bool is_whole = p.cols % vector_size<T> == 0 && on_boundaries(p.x, p.x_stride) &&

@@ -23,9 +23,9 @@ namespace worklog::welford {
 using vectorized::vector_size;
 
 // [snippet: launch_one_row]
-template <Fit fit, Amount amount, int vectors, int width, class Steps>
+template <Fit fit, bool given, Amount amount, int vectors, int width, class Steps>
 void launch_lanes(const Steps& steps, const char* rule, cudaStream_t stream) {
-  launch(normalize_lanes_per_row<Steps, fit, vectors, width, amount>,
+  launch(normalize_lanes_per_row<Steps, fit, given, vectors, width, amount>,
          {.grid = blocks_of_lane_teams(steps.p.rows, width),
           .block = largest_block_of_lane_teams,
           .overlap = true,
@@ -34,10 +34,10 @@ void launch_lanes(const Steps& steps, const char* rule, cudaStream_t stream) {
          steps);
 }
 
-template <Fit fit, Amount amount, int vectors, int threads, int resident, class Steps>
+template <Fit fit, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
 void launch_block(const Steps& steps, const char* rule, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
-  launch(normalize_block_per_row<Steps, fit, amount, vectors, threads, resident>,
+  launch(normalize_block_per_row<Steps, fit, given, amount, vectors, threads, resident>,
          {.grid = static_cast<unsigned>(steps.p.rows),
           .block = threads_for(length, vectors),
           .overlap = true,
@@ -47,11 +47,11 @@ void launch_block(const Steps& steps, const char* rule, cudaStream_t stream) {
 }
 
 // False where the device has no clusters of as many blocks as the row takes.
-template <Fit fit, Amount amount, int vectors, int threads, int resident, class Steps>
+template <Fit fit, bool given, Amount amount, int vectors, int threads, int resident, class Steps>
 bool launch_cluster(const Steps& steps, const char* rule, cudaStream_t stream) {
   const int64_t length = steps.p.cols / vector_size<typename Steps::Element>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
-  const auto kernel = normalize_cluster_per_row<Steps, fit, amount, vectors, threads, resident>;
+  const auto kernel = normalize_cluster_per_row<Steps, fit, given, amount, vectors, threads, resident>;
   if (blocks > portable_cluster) return false;
   if (blocks > 1 && !has_clusters(reinterpret_cast<const void*>(kernel))) return false;
   launch(kernel,
@@ -81,19 +81,22 @@ template <bool are_whole, size_t number, class Steps>
 bool launch_rule(const Steps& steps, cudaStream_t stream) {
   constexpr Rule rule = rules<are_whole>[number];
   constexpr Tile tile = rule.tile;
+  constexpr bool given = tile.known != Known::asked;
+  constexpr Fit fit = !are_whole ? Fit::any : tile.known == Known::full ? Fit::full : Fit::vectors;
   const char* const name = rules<are_whole>[number].measured ? rules<are_whole>[number].measured : "";
   if constexpr (!is_for(rule, operation_of<Steps>, types_of<typename Steps::Element, typename Steps::Parameter>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
-    return launch_lanes<tile.fit, tile.amount, tile.vectors, tile.threads>(steps, name, stream), true;
+    return launch_lanes<fit, given, tile.amount, tile.vectors, tile.threads>(steps, name, stream), true;
   } else if constexpr (tile.team == Team::block) {
-    return launch_block<tile.fit, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream), true;
+    launch_block<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
+    return true;
   } else if constexpr (tile.team == Team::cluster) {
-    return launch_cluster<tile.fit, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
+    return launch_cluster<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
   } else {
     using Exchange = std::conditional_t<are_whole, ClusterBarrier, AsyncStores>;
-    return launch_persistent<tile.fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
-                                                                                                         stream);
+    return launch_persistent<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
+                                                                                                    stream);
   }
 }
 

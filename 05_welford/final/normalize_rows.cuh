@@ -50,9 +50,6 @@ void normalize_rows(Steps steps, cudaStream_t stream) {
   const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
   const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
   steps.eviction = eviction_of(bytes_read, 2);
-  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const int64_t vectors = rows * (steps.p.cols / vector_size<typename Steps::Element>);
-  steps.leaves_room = vectors <= work_that_leaves_room * multiprocessors;
   for (int64_t done = 0; done < rows; done += largest_grid) {
     steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
     normalize_rows_of_a_grid(steps, stream);

@@ -42,16 +42,17 @@ __device__ inline Count count_of_row(int cols) {
 
 // One row by one team, of which this is `thread`. `width` lanes hold a part of the row, `held` values; the row has
 // `whole`. A team without a row has an empty place, and keeps the others of its warp company.
-template <Fit fit, Amount amount, int width, int vectors, class Steps, class Team>
+template <Fit fit, bool given, Amount amount, int width, int vectors, class Steps, class Team>
 __device__ inline void normalize_row(const Steps& steps, int64_t row, const Place<fit>& place, int thread, Count held,
                                      Count whole, Team team) {
   using T = typename Steps::Element;
-  using G = typename Steps::Parameter;
+  constexpr bool are_blocks = amount == Amount::few_blocks || amount == Amount::fewest_blocks;
   wait_for_previous_kernel();
+  using G = typename Steps::Parameter;
   ParameterVector<T, G> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
-    gamma[i].template load<fit>(steps.p.gamma, place.column(i), ones<G>);
-    if constexpr (Steps::has_beta) beta[i].template load<fit>(steps.beta(), place.column(i), zeros<G>);
+    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), ones<G>);
+    if constexpr (Steps::has_beta) beta[i].template load<fit, given>(steps.beta(), place.column(i), zeros<G>);
   };
   const auto load_all_parameters = [&] {
 #pragma unroll
@@ -59,11 +60,11 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
       if (place.has(i)) load_parameters(i);
     }
   };
-  if constexpr (amount == Amount::few_blocks) load_all_parameters();
+  if constexpr (are_blocks) load_all_parameters();
   RowShare<T, vectors, amount == Amount::many> share;  // few rows fit into the cache: there is nothing to tell
   steps.load(share, row, place);
   if constexpr (amount == Amount::few) load_all_parameters();
-  if constexpr (amount != Amount::few_blocks) let_next_kernel_start();
+  if constexpr (!are_blocks) let_next_kernel_start();
 
   const auto first_moments = [&] {
     if constexpr (merge_for<T, amount> == Merge::one_round && Steps::about == About::mean &&
@@ -75,7 +76,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
     }
   };
   const SplitMoments first = first_moments();
-  if (amount == Amount::few_blocks && steps.leaves_room) let_next_kernel_start_at_once();
+  if constexpr (amount == Amount::fewest_blocks) let_next_kernel_start_at_once();
   team.put(first);
   const auto again = [&](float scale) {
     const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
@@ -97,7 +98,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
 // [/snippet]
 
 // [snippet: rows_of_teams]
-template <class Steps, Fit fit, int vectors, int width, Amount amount = Amount::many>
+template <class Steps, Fit fit, bool given, int vectors, int width, Amount amount = Amount::many>
 __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_per_row(Steps steps) {
   const int thread = static_cast<int>(threadIdx.x) % width;
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
@@ -105,11 +106,11 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
   if (row >= steps.p.rows) place = {0, 0, 0, -1};
   const Count whole = count_of_row<amount>(cols);
-  normalize_row<fit, amount, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
+  normalize_row<fit, given, amount, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
 
 // `resident` blocks are to fit on a multiprocessor: that bounds the registers.
-template <class Steps, Fit fit, Amount amount, int vectors, int threads, int resident>
+template <class Steps, Fit fit, bool given, Amount amount, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_block_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments scratch[warps];
@@ -121,11 +122,11 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   using T = typename Steps::Element;
   const Count held = count_of(static_cast<float>(place.template elements_of_warp<T, vectors>()));
   const Count whole = count_of_row<amount>(cols);
-  normalize_row<fit, amount, lanes, vectors>(steps, row, place, thread, held, whole,
-                                             BlockTeam<Steps::about, warps, merge_for<T, amount>>{whole, scratch});
+  normalize_row<fit, given, amount, lanes, vectors>(
+      steps, row, place, thread, held, whole, BlockTeam<Steps::about, warps, merge_for<T, amount>>{whole, scratch});
 }
 
-template <class Steps, Fit fit, Amount amount, int vectors, int threads, int resident>
+template <class Steps, Fit fit, bool given, Amount amount, int vectors, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) normalize_cluster_per_row(Steps steps) {
   constexpr int warps = warps_of<threads>;
   __shared__ SplitMoments block_scratch[warps];
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count whole = count_of_row<amount>(cols);
   const ClusterTeam<Steps::about, warps, merge_for<T, amount>> team{
       cluster, {in_block, block_scratch}, whole, cluster_scratch};
-  normalize_row<fit, amount, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
+  normalize_row<fit, given, amount, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
 }
 // [/snippet]
 

@@ -43,8 +43,7 @@ __device__ inline uint4 load_straddling(const G* from) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-// What is read where there is no gamma, or no beta: a vector of ones, or of zeros. To choose between two addresses
-// takes no branch, and no register more.
+// What is read where there is no gamma, or no beta: a vector of ones, or of zeros.
 template <class G>
 inline constexpr unsigned bits_of_one = std::is_same_v<G, float>    ? 0x3f800000u
                                         : std::is_same_v<G, __half> ? 0x3c003c00u
@@ -61,14 +60,19 @@ struct ParameterVector {
   static_assert(parts >= 1, "gamma and beta are of x's type or wider");
   uint4 bits[parts];
 
-  // `absent` is read where there is no parameter.
-  template <Fit fit>
+  // `absent` stands for the parameter where there is none; `given`: there is one. Where rows are few, each instruction
+  // counts, and asking would be one for each vector.
+  template <Fit fit, bool given>
   __device__ void load(const G* parameter, int col, const uint4& absent) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
-      const bool is_there = fit == Fit::full || parameter != nullptr;
-      const G* from = is_there ? parameter + col + part * vector_size<G> : reinterpret_cast<const G*>(&absent);
-      bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
+      const G* from = parameter + col + part * vector_size<G>;
+      if constexpr (fit == Fit::any) {
+        bits[part] = given || parameter ? load_straddling(from) : absent;
+      } else {
+        // A choice between two addresses takes no branch.
+        bits[part] = *(given || parameter ? reinterpret_cast<const uint4*>(from) : &absent);
+      }
     }
   }
 

@@ -50,21 +50,22 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     ring.end_row(slot);
   }
   using G = typename Steps::Parameter;
+  constexpr bool given = fit == Fit::any;
   ParameterVector<T, G> gamma[vectors], beta[vectors];
   float own = 0.0f;  // elements of this thread
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!ring.has(i)) continue;
-    gamma[i].template load<fit>(steps.p.gamma, place.column(i), ones<G>);
-    if constexpr (Steps::has_beta) beta[i].template load<fit>(steps.beta(), place.column(i), zeros<G>);
+    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), ones<G>);
+    if constexpr (Steps::has_beta) beta[i].template load<fit, given>(steps.beta(), place.column(i), zeros<G>);
     own += vector_size<T>;
   }
   float edge_gamma[1] = {1.0f};
   float edge_beta[1] = {0.0f};
   if (place.has_edge()) {
     own += 1.0f;
-    if (steps.p.gamma) edge_gamma[0] = vectorized::to_float(steps.p.gamma[place.edge]);
-    if (steps.beta()) edge_beta[0] = vectorized::to_float(steps.beta()[place.edge]);
+    edge_gamma[0] = vectorized::to_float(steps.p.gamma[place.edge]);
+    if constexpr (Steps::has_beta) edge_beta[0] = vectorized::to_float(steps.beta()[place.edge]);
   }
   const Count in_thread = count_of(own);
 

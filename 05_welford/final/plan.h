@@ -13,27 +13,32 @@ namespace worklog::welford {
 enum class Fit {
   any,      // they start and end anywhere, aligned to the element only
   vectors,  // they are whole 16-byte vectors on 16-byte boundaries
-  full,     // and just as many as the threads of a team hold, and there are gamma and beta: there is nothing to ask
+  full,     // and just as many as the threads of a team hold: there is nothing to ask
 };
 
 // What happens when depends on how many rows there are.
-//   many        Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
-//   few         They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
-//   few_blocks  The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
-//               waits for x, would hold them up.
-enum class Amount { many, few, few_blocks };
-
-// Vectors for each multiprocessor. With no more, blocks of the next kernel find places beside those of this one, and it
-// lets them start when its threads have their moments: earlier, that would hold up what is on its way to them.
-inline constexpr int64_t work_that_leaves_room = 512;
+//   many           Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
+//   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
+//   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
+//                  waits for x, would hold them up.
+//   fewest_blocks  And the blocks of the next kernel find places beside them. It may start when a thread has its
+//                  moments: earlier, that would hold up what is on its way to them.
+enum class Amount { many, few, few_blocks, fewest_blocks };
 
 // Who has a row: some lanes of a warp, a block, a cluster of blocks, or a cluster that takes one row after the other.
 enum class Team { lanes, block, cluster, persistent_cluster };
 
+// What a kernel need not ask.
+enum class Known {
+  full,   // whether a thread has a vector: all have all theirs; and whether there are gamma and beta
+  given,  // whether there are gamma and, where the operation has one, beta
+  asked,  // nothing: it takes every row of its length
+};
+
 // A kernel, by its template arguments.
 struct Tile {
   Team team;
-  Fit fit;
+  Known known;
   Amount amount;
   int vectors;   // 16-byte vectors that a thread holds
   int threads;   // that have a row together; of a cluster, in each block
@@ -43,17 +48,17 @@ struct Tile {
 
 // How the rules write them.
 namespace tiles {
-constexpr Tile lanes(Fit fit, int vectors, int width, Amount amount = Amount::many) {
-  return {Team::lanes, fit, amount, vectors, width, 0, 0};
+constexpr Tile lanes(Known known, int vectors, int width, Amount amount = Amount::many) {
+  return {Team::lanes, known, amount, vectors, width, 0, 0};
 }
-constexpr Tile block(Fit fit, int vectors, int threads, int resident, Amount amount = Amount::many) {
-  return {Team::block, fit, amount, vectors, threads, 0, resident};
+constexpr Tile block(Known known, int vectors, int threads, int resident, Amount amount = Amount::many) {
+  return {Team::block, known, amount, vectors, threads, 0, resident};
 }
-constexpr Tile cluster(Fit fit, int vectors, int threads, int resident, Amount amount = Amount::many) {
-  return {Team::cluster, fit, amount, vectors, threads, 0, resident};
+constexpr Tile cluster(Known known, int vectors, int threads, int resident, Amount amount = Amount::many) {
+  return {Team::cluster, known, amount, vectors, threads, 0, resident};
 }
-constexpr Tile persistent(Fit fit, int vectors, int threads, int stages, int resident) {
-  return {Team::persistent_cluster, fit, Amount::many, vectors, threads, stages, resident};
+constexpr Tile persistent(Known known, int vectors, int threads, int stages, int resident) {
+  return {Team::persistent_cluster, known, Amount::many, vectors, threads, stages, resident};
 }
 }  // namespace tiles
 
@@ -97,7 +102,7 @@ constexpr bool is_full(const Tile& tile, const RowFacts& facts) {
 
 // Whether it depends on the number of rows if the rule takes them.
 constexpr bool is_for_some_batches(const Rule& rule) {
-  const bool asks_for_full_blocks = rule.tile.team == Team::lanes && rule.tile.fit == Fit::full;
+  const bool asks_for_full_blocks = rule.tile.team == Team::lanes && rule.tile.known == Known::full;
   return rule.most_work > 0 || rule.tile.team == Team::persistent_cluster || asks_for_full_blocks;
 }
 
@@ -110,7 +115,8 @@ constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (facts.vectors < rule.least_vectors || facts.vectors > rule.most_vectors) return false;
   if (facts.batch_invariant && is_for_some_batches(rule)) return false;
   if (rule.most_work > 0 && facts.rows * facts.vectors > rule.most_work * facts.multiprocessors) return false;
-  return rule.tile.fit != Fit::full || (facts.are_given && is_full(rule.tile, facts));
+  if (rule.tile.known != Known::asked && !facts.are_given) return false;
+  return rule.tile.known != Known::full || is_full(rule.tile, facts);
 }
 // [/snippet]
 

@@ -29,9 +29,7 @@ struct LayerNormSteps {
   static constexpr bool has_beta = true;
   static constexpr int reads = 1;  // tensors
   LayerNormForward<T, G> p;
-  // What the launch knows: when what is read leaves the L2 cache, and whether the next kernel has room beside this one.
-  Eviction eviction = Eviction::normal;
-  bool leaves_room = false;
+  Eviction eviction = Eviction::normal;  // of what is read: the launch knows it
 
   // The row that is normalized, for a second look at it.
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }

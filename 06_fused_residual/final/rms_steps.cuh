@@ -28,7 +28,6 @@ struct RmsNormSteps {
   static constexpr int reads = 1;
   RmsNormForward<T, G> p;
   Eviction eviction = Eviction::normal;
-  bool leaves_room = false;
 
   __device__ const T* row(int64_t i) const { return p.x + i * p.x_stride; }
   __host__ __device__ const G* beta() const { return nullptr; }

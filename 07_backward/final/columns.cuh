@@ -15,14 +15,14 @@ struct Unit {
   float at[count];
 };
 
-// The columns of a row that a thread has, by vectors.
+// The columns of a row that a thread has: units of one vector, or of one element where they have any offset.
 //
 // Where the offset is the same, the first vector begins with the last elements of the row before, and the last one ends
 // with the first of the row after. Where there is room, the row's own last elements take the place of the former, so
 // that the two are one unit: such a row has no more units than one that starts on a boundary.
 template <Layout layout, class T>
 struct Columns {
-  static constexpr int unit = vector_size<T>;
+  static constexpr int unit = layout == Layout::any_offset ? 1 : vector_size<T>;
   int begin;  // of the block's piece of the row, which ends before `end`: below 0 where neighbours come first
   int end;
   int row_end;  // of the row, without the moved elements

@@ -17,7 +17,6 @@
 #include "07_backward/final/reread.cuh"
 #include "07_backward/final/side_by_side.cuh"
 #include "07_backward/final/tuning_sm_90.h"
-#include "07_backward/staying.cuh"
 #include "common/device/arguments.h"
 #include "common/device/cluster.cuh"
 #include "common/device/launch.cuh"
@@ -28,7 +27,9 @@ namespace worklog::backward {
 // The rules for rows that lie so.
 template <Layout layout>
 inline constexpr std::span<const Rule> rules{layout == Layout::whole ? std::span<const Rule>(sm_90::whole_vectors)
-                                                                     : std::span<const Rule>(sm_90::same_offset)};
+                                             : layout == Layout::same_offset
+                                                 ? std::span<const Rule>(sm_90::same_offset)
+                                                 : std::span<const Rule>(sm_90::any_offset)};
 
 // What rules call a pass.
 template <class Pass>
@@ -56,10 +57,10 @@ bool launch_rule(const Pass& pass, cudaStream_t stream) {
   } else if constexpr (tile.team == Team::grid) {
     return launch_grid<layout, tile.units, tile.stages, tile.threads>(pass, name, stream);
   } else if constexpr (tile.team == Team::cluster_beside_tiles) {
-    return launch_clusters_side_by_side<tile.units>(asking_for_dh(pass), name, stream);
+    return launch_clusters_side_by_side<tile.units>(pass, name, stream);
   } else {
     constexpr bool warp_per_row = tile.team == Team::warp_beside_tiles;
-    return launch_side_by_side<tile.units, warp_per_row, tile.stages>(asking_for_dh(pass), name, stream);
+    return launch_side_by_side<tile.units, warp_per_row, tile.stages>(pass, name, stream);
   }
 }
 
@@ -136,14 +137,14 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const bool whole_vectors = have_same_offset && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
                              p.cols % vector_size<T> == 0 && (p.rows == 1 || p.x_stride % vector_size<T> == 0) &&
                              reinterpret_cast<uintptr_t>(p.gamma) % 16 == 0;
-  // Where a row starts between two boundaries decides in what order it is added up. By elements that is the same in all
-  // rows.
+  // By elements, what is added up in what order is the same for all rows, wherever they start.
   const bool by_offset = !whole_vectors && !p.batch_invariant;
-  if (whole_vectors && launch_by_rules<Layout::whole>(pass, stream)) return;
   if (by_offset && rows_packed(pass, stream)) return;
-  if (by_offset && have_same_offset && p.cols > 4 * 32 && launch_by_rules<Layout::same_offset>(pass, stream)) return;
-  if (by_offset && threads_of_staying(p) <= most_threads) return staying(p, stream);
-  reread(p, stream);  // or rows that are longer than all blocks at once have room for
+  const bool done = whole_vectors ? launch_by_rules<Layout::whole>(pass, stream)
+                    : by_offset && have_same_offset && p.cols > 4 * 32
+                        ? launch_by_rules<Layout::same_offset>(pass, stream)
+                        : launch_by_rules<Layout::any_offset>(pass, stream);
+  if (!done) reread(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
 }
 
 template <class T, class G, bool centered>

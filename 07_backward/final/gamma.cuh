@@ -38,9 +38,14 @@ struct Weights {
 #pragma unroll
     for (int i = 0; i < units; ++i) {
       const bool has = gamma && columns.has(i);
+      if constexpr (layout == Layout::any_offset) {
+        held[i].at[0] = has ? to_float(gamma[columns.column(i)]) : 1.0f;
+        continue;
+      }
       Vector vector;
       if constexpr (layout == Layout::whole) {
-        vector.packed.template load<welford::Fit::vectors>(has ? gamma : nullptr, columns.column(i), welford::ones<G>);
+        vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i),
+                                                                  welford::ones<G>);
       } else {
         // Each element is read, if need be column 0's: were it asked first, each read would wait for the one before.
 #pragma unroll

@@ -48,6 +48,7 @@ struct Pass {
 enum class Layout {
   whole,        // they are whole 16-byte vectors on 16-byte boundaries
   same_offset,  // they start and end anywhere, but row i of all tensors starts equally far past a boundary
+  any_offset,   // row i of one tensor starts otherwise than row i of another
 };
 // [/snippet]
 

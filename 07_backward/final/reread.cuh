@@ -1,5 +1,5 @@
 // Rows that fit into no team: dx by one block to a row, which reads x and dy twice, an element at a time. dgamma and
-// dbeta are then staying.cuh's. It is for rows of any length in tensors that lie anywhere.
+// dbeta are then separate.cuh's. It is for rows of any length in tensors that lie anywhere.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include "05_welford/final/sums.cuh"
 #include "07_backward/final/pass.cuh"
 #include "07_backward/separate.cuh"
-#include "07_backward/staying.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
@@ -60,7 +59,7 @@ void reread(LayerNormBackward<T, G> p, cudaStream_t stream) {
     launch(dx_reread<T, G>, shape, p, 1.0f / static_cast<float>(p.cols));
   }
   p.dx = nullptr;
-  staying(p, stream);
+  separate(p, stream);
 }
 // [/snippet]
 

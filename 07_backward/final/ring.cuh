@@ -1,5 +1,6 @@
 // A ring of rows in shared memory. While a team works on one row, the copies of the next rows are on their way, so that
-// memory always has something to do. The rows start equally far past a 16-byte boundary in all tensors.
+// memory always has something to do. This is the ring of rows that start equally far past a 16-byte boundary in all
+// tensors; ring_any_offset.cuh has that of all others.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -32,6 +33,7 @@ struct Ring {
   using T = typename Pass::T;
   using Its = Columns<layout, T>;
   static constexpr int stages = stages_;
+  static constexpr bool reads_own = true;
   static constexpr bool has_edges = layout == Layout::same_offset;
   static constexpr int elements = vector_size<T>;
   const Pass& pass;
@@ -106,12 +108,16 @@ struct Ring {
   __device__ int place_of(int slot, int turn) const {
     return slot * slot_size + (!has_edges ? 0 : turn % 2 == 0 ? on_in_even : on_in_odd);
   }
+  // The column that write() and write_edges() count from.
+  __device__ int first_column() const {
+    return columns.column(0);
+  }
   // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking. And a place that moves
   // on does not stay zeros.
   __device__ bool reads(int i) const {
     return (units <= 2 && !has_edges) || has(i);
   }
-  __device__ auto read(int place, int tensor, int i) const {
+  __device__ auto read(int place, int tensor, int i, int) const {
     const Floats<T> all = unpack<T>(*cell(place, tensor, i));
     Unit<elements> floats;
 #pragma unroll
@@ -263,6 +269,10 @@ struct Ring {
 #endif
   }
 };
+
+// In ring_any_offset.cuh.
+template <class Pass, int units, int stages_>
+struct Ring<Pass, Layout::any_offset, units, stages_>;
 // [/snippet]
 
 }  // namespace worklog::backward

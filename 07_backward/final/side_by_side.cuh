@@ -16,15 +16,7 @@ namespace worklog::backward {
 // A small problem lies in the second-level cache, and there reading x and dy twice costs less than a second kernel that
 // waits for the first. Some blocks then find dx, a row to a team, while others find dgamma and dbeta, a tile of columns
 // of all rows to a block. Nobody waits for anybody, and there are no partial rows.
-//
-// Whether there is a dh is asked when the kernel runs: no ring has to have room for it, so that one kernel does for
-// both.
 inline constexpr int threads_side_by_side = 256;
-
-template <class T, class G, bool centered, bool adds_dh>
-Pass<T, G, centered, false> asking_for_dh(const Pass<T, G, centered, adds_dh>& pass) {
-  return {pass.p, pass.eviction, pass.inverse_cols};
-}
 
 // A block's tile of columns is `tile` vectors wide, and so many neighbouring lanes have a row of it. Narrow tiles are
 // more blocks with fewer rows to a thread.
@@ -129,8 +121,8 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
   ParameterVector<T, typename Pass::G> gamma[units];
 #pragma unroll
   for (int i = 0; i < units; ++i) {
-    gamma[i].template load<welford::Fit::vectors>(columns.has(i) ? p.gamma : nullptr, columns.column(i),
-                                                  welford::ones<typename Pass::G>);
+    gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i),
+                                                         welford::ones<typename Pass::G>);
   }
   team.open();
   const RowStatistics s = has_row ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
@@ -151,11 +143,11 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
   }
   let_next_kernel_start_at_once();
   team.put(sums);
-  constexpr bool dh_comes_early = units <= 4;  // where there are registers for it
+  constexpr bool dh_comes_early = Pass::adds_dh && units <= 4;  // where there are registers for it
   uint4 dh[units];
 #pragma unroll
   for (int i = 0; i < units && dh_comes_early; ++i) {
-    if (p.dh && has_row && columns.has(i)) dh[i] = vector_of(p.dh, p.dh_stride, i);
+    if (has_row && columns.has(i)) dh[i] = vector_of(p.dh, p.dh_stride, i);
   }
   const Gradient gradient = gradient_with(s, team.get(), pass.inverse_cols);
 #pragma unroll
@@ -169,7 +161,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
     for (int k = 0; k < vector_size<T>; ++k) {
       dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
     }
-    if (p.dh) {
+    if constexpr (Pass::adds_dh) {
       const Floats<T> dhs = unpack<T>(dh_comes_early ? dh[i] : vector_of(p.dh, p.dh_stride, i));
 #pragma unroll
       for (int k = 0; k < vector_size<T>; ++k) dxs.at[k] += dhs.at[k];
@@ -235,7 +227,6 @@ bool launch_side_by_side(const Pass& pass, const char* rule, cudaStream_t stream
          pass, static_cast<int>(tiles));
   return true;
 }
-
 // The most vectors of a row that a thread beside tiles keeps: half as many beside a gamma that is wider than the
 // elements, which takes as many registers as both of their tensors.
 template <class Pass>

@@ -28,6 +28,7 @@ struct LaneTeam {
   RowSums sums = {};
 
   __device__ void open() const {}
+  __device__ void sync() const { __syncwarp(); }
   __device__ void put(const RowSums& s) { sums = {warp_sum<width>(s.wdy), warp_sum<width>(s.wdy_xhat)}; }
   __device__ RowSums get() {
     __syncwarp();
@@ -81,6 +82,7 @@ struct BlockTeam {
   int half = 0;
 
   __device__ void open() const {}
+  __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) { put_sum_of_lanes(scratch + half * warps, s); }
   __device__ RowSums get() {
     __syncthreads();
@@ -101,6 +103,7 @@ struct ClusterTeam {
   int half = 0;
 
   __device__ void open() { exchange.open(); }
+  __device__ void sync() const { __syncthreads(); }
   __device__ void put(const RowSums& s) {
     put_sum_of_lanes(of_warps + half * warps, s);
     __syncthreads();
@@ -136,6 +139,7 @@ struct GridTeam {
   RowSums* of_messages;  // [warps]
   unsigned turn = 1;
 
+  __device__ void sync() const { __syncthreads(); }
   __device__ TaggedSum* sums_of(int sender) const { return exchanged + (turn % 2 * blocks + sender) * 2; }
   __device__ void put(const RowSums& s) const {
     put_sum_of_lanes(of_warps, s);

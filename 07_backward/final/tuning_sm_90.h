@@ -1,6 +1,6 @@
 // The rules of plan.h, for an H100 or H200; other GPUs use them too. The first that takes a row and has room wins, so a
-// table is read downwards. Lengths are in 16-byte vectors. A rule with a text in quotes is measured: some case of the
-// stage's results reaches it.
+// table is read downwards. Lengths are in 16-byte vectors in the first two tables and in elements in the third. A rule
+// with a text in quotes is measured: some case of the stage's results reaches it.
 //
 // Passes that add dh read three tensors, and a gamma that is wider than the elements takes as many registers as two:
 // both leave less room for stages and for vectors.
@@ -46,9 +46,9 @@ inline constexpr Rule whole_vectors[] = {
     {every_pass, any_types,  small,    0, many,     64, warps_and_tiles(4, 2)},
     {every_pass, any_types,  small,  129, many,    128, warps_and_tiles(4, 2), "1024 columns of 16 bits"},
     {every_pass, uniform,    small,  257, many,    256, warps_and_tiles(8, 2), "1024 columns of fp32"},
-    {every_pass, uniform,    small,    0,   64,    512, blocks_and_tiles(2, 8), "64 x 4096"},
+    {every_pass, any_types,  small,    0,   64,    512, blocks_and_tiles(2, 8), "64 x 4096"},
     {every_pass, any_types,  small,    0, many,    512, blocks_and_tiles(2, 4), "256 x 4096 of 16 bits"},
-    {every_pass, uniform,    small,    0,   64,   1024, blocks_and_tiles(4, 16), "64 x 4096 of fp32"},
+    {every_pass, any_types,  small,    0,   64,   1024, blocks_and_tiles(4, 16), "64 x 4096 of fp32"},
     {every_pass, any_types,  small,    0, many,   1024, blocks_and_tiles(4, 8), "256 x 4096 of fp32"},
     {every_pass, uniform,    small,    9,   64,   2048, blocks_and_tiles(8, 32)},
     {every_pass, uniform,    small,   65, many,   2048, blocks_and_tiles(8, 16)},
@@ -90,6 +90,19 @@ inline constexpr Rule same_offset[] = {
     {plain,      uniform,    any,      0, many,  12800, cluster(5, 3, 320, 1, eight), "50257 columns of fp32"},
     {plain,      any_types,  any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 12289 columns and more"},
+};
+
+// What is left, an element at a time: tensors of different offsets, and odd rows of up to 128 elements. A row that has
+// no room in a cluster is not taken, and two kernels read all tensors twice.
+inline constexpr Rule any_offset[] = {
+    {every_pass, any_types,  any,      0, many,    128, lanes(4, 4, 32)},
+    {plain,      fp32,       any,      0, many,   4096, block(8, 6, 512)},
+    {adds_dh,    fp32,       any,      0, many,   4096, block(8, 4, 512)},
+    {every_pass, any_bits16, any,      0, many,   4096, block(16, 4, 256, 2)},
+    {plain,      fp32,       any,      0, many, longest, cluster(8, 6, 512, 1)},
+    {adds_dh,    fp32,       any,      0, many, longest, cluster(8, 4, 512, 1)},
+    {plain,      any_bits16, any,      0, many, longest, cluster(16, 6, 512, 1)},
+    {adds_dh,    any_bits16, any,      0, many, longest, cluster(16, 4, 512, 1)},
 };
 
 // Odd rows of up to 256 columns without gaps between them, and enough of them for all multiprocessors, go in tiles: so

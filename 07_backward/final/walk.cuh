@@ -12,6 +12,7 @@
 #include "07_backward/final/gamma.cuh"
 #include "07_backward/final/pass.cuh"
 #include "07_backward/final/ring.cuh"
+#include "07_backward/final/ring_any_offset.cuh"
 #include "07_backward/final/shares.cuh"
 #include "07_backward/final/teams.cuh"
 
@@ -29,8 +30,8 @@ __device__ inline RowSums add_row(const Ring<Pass, layout, units, stages>& ring,
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (!ring.reads(i)) continue;
-    const auto xs = ring.read(place, 0, i);
-    const auto dys = ring.read(place, 1, i);
+    const auto xs = ring.read(place, 0, i, turn);
+    const auto dys = ring.read(place, 1, i, turn);
     const auto gammas = weights.get(i);
 #pragma unroll
     for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) {
@@ -55,8 +56,8 @@ __device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int pla
 #pragma unroll
   for (int i = 0; i < units; ++i) {
     if (writes && ring.reads(i)) {
-      const auto xs = ring.read(place, 0, i);
-      const auto dys = ring.read(place, 1, i);
+      const auto xs = ring.read(place, 0, i, turn);
+      const auto dys = ring.read(place, 1, i, turn);
       const auto gammas = weights.get(i);
       auto dxs = xs;
 #pragma unroll
@@ -64,17 +65,17 @@ __device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int pla
         dxs.at[k] = gradient(dys.at[k] * gammas.at[k], xhat_of(xs.at[k], s));
       }
       if constexpr (Pass::adds_dh) {
-        const auto dhs = ring.read(place, 2, i);
+        const auto dhs = ring.read(place, 2, i, turn);
 #pragma unroll
         for (int k = 0; k < ColumnSums<Pass, layout, units>::each; ++k) dxs.at[k] += dhs.at[k];
       }
       ring.write(dx, i, dxs);
     }
     if constexpr (TheRing::has_edges) __syncwarp();  // lanes read where others copy to
-    ring.start_copy(place_of_copy, i);
+    if constexpr (TheRing::reads_own) ring.start_copy(place_of_copy, i);
   }
   ring.write_edges(dx, writes);
-  ring.end_row(place_of_copy);
+  if constexpr (TheRing::reads_own) ring.end_row(place_of_copy);
 }
 
 // A share of rows by one team. The row after this one is added up before this one's sums are asked for, so that the
@@ -88,7 +89,10 @@ inline constexpr int rows_of_sum = 8;
 template <class Pass, Layout layout, int units, int stages, class Team>
 __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout, units, stages> ring,
                                  ColumnSums<Pass, layout, units>& column_sums) {
-  static_assert(stages >= 3);
+  // Where a thread reads only what it has copied itself, it waits for that. Else the copies are waited for a barrier
+  // earlier, and their place is given away a barrier later.
+  constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
+  static_assert(stages >= (reads_own ? 3 : 4));
   constexpr bool in_steps = units * ColumnSums<Pass, layout, units>::each <= 8;
   ColumnSums<Pass, layout, units> of_step;
   ColumnSums<Pass, layout, units>& growing = in_steps ? of_step : column_sums;
@@ -97,23 +101,26 @@ __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout
     const int64_t row = share.first + turn * ring.split.step;
     return turn < share.count ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};
   };
-  for (int slot = 0; slot < stages; ++slot) ring.start_row(slot);
+  for (int slot = 0; slot < (reads_own ? stages : stages - 1); ++slot) ring.start_row(slot);
   Weights<Pass, layout, units> weights;
   weights.load(pass.p.gamma, ring.columns, ring.end());
   RowStatistics now = statistics(0);
   RowStatistics next = statistics(1);
-  __pipeline_wait_prior(stages - 1);
+  __pipeline_wait_prior(reads_own ? stages - 1 : stages - 3);
+  if constexpr (!reads_own) team.sync();
   team.put(add_row(ring, ring.place_of(0, 0), 0, now, weights, growing));
 
-  typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride + ring.columns.column(0);
+  typename Pass::T* dx = pass.p.dx + share.first * pass.p.dx_stride + ring.first_column();
   int slot = 0;
   for (int turn = 0; turn < share.turns; ++turn, dx += ring.split.advance_dx) {
     const int next_slot = slot == stages - 1 ? 0 : slot + 1;
     const RowStatistics after_next = statistics(turn + 2);
-    __pipeline_wait_prior(stages - 2);  // the next row is here
+    if constexpr (reads_own) __pipeline_wait_prior(stages - 2);  // the next row is here
     const RowSums next_share = add_row(ring, ring.place_of(next_slot, turn + 1), turn + 1, next, weights, growing);
+    if constexpr (!reads_own) __pipeline_wait_prior(stages - 4);  // the row after the next is here
     const RowSums sums = team.get();
     team.put(next_share);
+    if constexpr (!reads_own) ring.start_row(slot == 0 ? stages - 1 : slot - 1);  // where the row before this one was
     write_dx(ring, ring.place_of(slot, turn), ring.place_of(slot, turn + stages), turn, dx, now,
              gradient_with(now, sums, ring.split.inverse_cols), weights);
     slot = next_slot;

@@ -664,7 +664,7 @@ def backward_axes() -> Drawing:
     left2 = 452.0
     blocks = 3
     colors = ["orange", "green", "blue"]
-    drawing.text(left2, 30, "Blocks that stay", size=15, bold=True)
+    drawing.text(left2, 30, "Persistent blocks", size=15, bold=True)
     drawing.text(left2, 52, "A block walks its rows. dx leaves at once;", size=12, color=MUTED)
     drawing.text(left2, 68, "dgamma and dbeta grow in registers.", size=12, color=MUTED)
     for row in range(rows):
@@ -924,7 +924,7 @@ def clusters_start() -> Drawing:
     )
     drawing.text(LEFT, 64, "Launched with overlap", bold=True)
     drawing.text(
-        WIDTH - LEFT, 64, "A line to a multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED
+        WIDTH - LEFT, 64, "One line for each multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED
     )
     bottom = multiprocessor_timeline(drawing, left, 84, freed, overlapped, share)
     drawing.text(LEFT, bottom + 44, "Launched when the kernel before has ended", bold=True)
@@ -946,10 +946,10 @@ def clusters_start() -> Drawing:
 BLOCK_COLORS = ("orange", "green", "blue")
 
 
-def mail_times(work: list[list[float]], look: list[float]) -> tuple[list[list[float]], list[list[float]]]:
-    """When each block sends its letter of each turn, and when it has read those of all.
+def message_times(work: list[list[float]], look: list[float]) -> tuple[list[list[float]], list[list[float]]]:
+    """When each block sends its message of each turn, and when it has read those of all.
 
-    In a turn a block works on its piece of a row, sends, and looks until it has a letter of that turn from everybody.
+    In a turn a block works on its piece of a row, sends, and looks until it has a message of that turn from everybody.
     """
     sent: list[list[float]] = []
     read: list[list[float]] = []
@@ -961,8 +961,8 @@ def mail_times(work: list[list[float]], look: list[float]) -> tuple[list[list[fl
     return sent, read
 
 
-def letters_at(now: float, sent: list[list[float]], parity: int) -> list[int]:
-    """The turn whose letter lies in each sender's place for even turns (0) or odd ones (1); 0 where none has been
+def messages_at(now: float, sent: list[list[float]], parity: int) -> list[int]:
+    """The turn whose message lies in each sender's place for even turns (0) or odd ones (1); 0 where none has been
     sent."""
     senders = range(len(sent[0]))
     return [max((turn for turn, times in enumerate(sent, 1) if turn % 2 == parity and times[sender] <= now), default=0)
@@ -981,7 +981,7 @@ def shared_row(drawing: Drawing, y: float, places: list[int], multiprocessors: i
         drawing.rect(LEFT + place * cell + 1, y + 60, cell - 2, 20, color, strong=place in places)
 
 
-def mail_places(drawing: Drawing, y: float, now: float, sent: list[list[float]], notes: tuple[str, str]) -> None:
+def message_places(drawing: Drawing, y: float, now: float, sent: list[list[float]], notes: tuple[str, str]) -> None:
     """What lies in the place of each sender, for even turns and for odd ones."""
     left, width, height = LEFT + 92.0, 200.0, 26
     for sender in range(len(sent[0])):
@@ -991,7 +991,7 @@ def mail_places(drawing: Drawing, y: float, now: float, sent: list[list[float]],
     for parity, name in enumerate(("even turns", "odd turns")):
         line = y + parity * 62
         drawing.text(LEFT, line + 17, name, bold=True)
-        for sender, turn in enumerate(letters_at(now, sent, parity)):
+        for sender, turn in enumerate(messages_at(now, sent, parity)):
             x, color = left + sender * (width + 10), BLOCK_COLORS[sender]
             named_box(drawing, x, line, width / 2, height, f"turn {turn}", color, size=12, strong=True, bold=True)
             named_box(drawing, x + width / 2, line, width / 2, height, f"sum of turn {turn}", color, strong=True)
@@ -999,7 +999,7 @@ def mail_places(drawing: Drawing, y: float, now: float, sent: list[list[float]],
 
 
 def turns_of_blocks(drawing: Drawing, top: float, now: float, sent: list[list[float]], read: list[list[float]]) -> None:
-    """A line to a block: its work, the letter at the end of it, and how long it looks for those of all."""
+    """A line to a block: its work, the message at the end of it, and how long it looks for those of all."""
     left, step, height = LEFT + 64.0, 34, 22
     for block in range(len(sent[0])):
         y, begin = top + block * step, 0.0
@@ -1017,31 +1017,31 @@ def turns_of_blocks(drawing: Drawing, top: float, now: float, sent: list[list[fl
     drawing.text(left + now, top - 15, "now", size=12, anchor="middle", bold=True, color=STROKES["red"])
 
 
-def grid_mail() -> Drawing:
-    """07: sums of a row whose blocks can be anywhere, by mail in global memory."""
+def grid_messages() -> Drawing:
+    """07: sums of a row whose blocks can be anywhere, by messages in global memory."""
     work = [[60.0, 90.0, 75.0], [75.0, 85.0, 60.0], [65.0, 80.0, 70.0]]  # of each turn, of each block
-    look = [55.0, 60.0, 140.0]  # until a block has found the last letter of a turn
-    sent, read = mail_times(work, look)
+    look = [55.0, 60.0, 140.0]  # until a block has found the last message of a turn
+    sent, read = message_times(work, look)
     now = (sent[2][0] + read[1][2]) / 2  # block 0 has sent turn 3, and block 2 has not read turn 2 yet
-    assert sent[2][0] < now < min(sent[2][1:]), "of turn 3 there is one letter now"
+    assert sent[2][0] < now < min(sent[2][1:]), "of turn 3 there is one message now"
     drawing = Drawing(
         WIDTH, 640,
         "Mail between blocks that share a row",
         "Three blocks on multiprocessors anywhere on the device have a piece each of one row. For each sender there "
-        "are two places in global memory, for even turns and for odd ones, and a letter there is one word with the "
-        "turn's number and a sum. Below, when each block works, sends, and has read the letters of all: block 0 sends "
+        "are two places in global memory, for even turns and for odd ones, and a message there is one word with the "
+        "turn's number and a sum. Below, when each block works, sends, and has read the messages of all: block 0 sends "
         "turn 3 while block 2 still reads turn 2, but all have read turn 1, whose place turn 3 takes.",
     )
-    drawing.text(LEFT, 30, "One row, blocks anywhere on the device, and mail in global memory", size=15, bold=True)
+    drawing.text(LEFT, 30, "One row, blocks anywhere on the device, and messages in global memory", size=15, bold=True)
     shared_row(drawing, 50, [17, 3, 10], 24)
     drawing.text(
         LEFT, 150, "The device's multiprocessors: which of them have the row's blocks does not matter.", size=12,
         color=MUTED,
     )
 
-    drawing.text(LEFT, 190, "The mail now: two places for each sender", bold=True)
-    drawing.text(LEFT, 209, "A letter is one word of 64 bits: the number of its turn, and a sum.", size=12, color=MUTED)
-    mail_places(
+    drawing.text(LEFT, 190, "The messages now: two places for each sender", bold=True)
+    drawing.text(LEFT, 209, "A message is one word of 64 bits: the number of its turn, and a sum.", size=12, color=MUTED)
+    message_places(
         drawing, 244, now, sent,
         (
             "Turn 3 may not come here: block 2 still reads turn 2.",
@@ -1050,7 +1050,7 @@ def grid_mail() -> Drawing:
     )
     drawing.text(
         LEFT, 386,
-        "Turn by turn. The black mark is the letter that a block sends; then it reads those of all",
+        "Turn by turn. The black mark is the message that a block sends; then it reads those of all",
         bold=True,
     )
     turns_of_blocks(drawing, 426, now, sent, read)
@@ -1059,7 +1059,7 @@ def grid_mail() -> Drawing:
         "Schematic. A block sends turn t + 1 when it has read turn t from all. They all sent turn t after they had "
         "read turn t − 1, so that nobody reads turn t − 1 any more, and its place is free. Who finds another number "
         "than that of the turn looks again; who finds the number has the sum, for a word arrives whole. (Of the two "
-        "sums of a turn one is drawn; the other has a letter of its own.)",
+        "sums of a turn one is drawn; the other has a message of its own.)",
     )
     drawing.height = end + 6
     return drawing
@@ -1145,7 +1145,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "07_backward/charts/groups.svg": backward_groups,
     "07_backward/charts/row_starts.svg": row_starts,
     "07_backward/charts/clusters_start.svg": clusters_start,
-    "07_backward/charts/grid_mail.svg": grid_mail,
+    "07_backward/charts/grid_messages.svg": grid_messages,
     "08_batchnorm/charts/tiles.svg": batchnorm_tiles,
     "docs/charts/grid_to_lanes.svg": grid_to_lanes,
     "docs/charts/memory_levels.svg": memory_levels,

@@ -42,12 +42,16 @@ void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const
              return std::vector<int64_t>{r.least_vectors, r.most_vectors, r.tile.vectors * r.tile.threads};
            })) {
         for (const int64_t rows : numbers_of_rows) {
-          const w::RowFacts facts = {operation, types, true, false, rows, length, multiprocessors};
-          for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
-               number = worklog::rule_for(rules, facts, number + 1)) {
-            reached.insert(number);
-            const w::Team team = rules[number].tile.team;
-            if (team != w::Team::cluster && team != w::Team::persistent_cluster) break;
+          for (const bool are_given : {true, false}) {
+            const w::RowFacts facts = {operation, types, are_given, false, rows, length, multiprocessors};
+            for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
+                 number = worklog::rule_for(rules, facts, number + 1)) {
+              reached.insert(number);
+              if (rules[number].tile.team != w::Team::cluster &&
+                  rules[number].tile.team != w::Team::persistent_cluster) {
+                break;
+              }
+            }
           }
         }
       }
@@ -98,17 +102,18 @@ TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
   };
   expect_each(b::sm_90::whole_vectors, "whole_vectors");
   expect_each(b::sm_90::same_offset, "same_offset");
+  expect_each(b::sm_90::any_offset, "any_offset");
 }
 
 // What is known to be full has to be: a kernel that asks nothing reads past a row that does not fill its threads.
 TEST(ForwardRules, FullMeansFull) {
   namespace w = worklog::welford;
-  const w::Tile lanes = w::tiles::lanes(w::Fit::full, 4, 32);
+  const w::Tile lanes = w::tiles::lanes(w::Known::full, 4, 32);
   EXPECT_TRUE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, false, 4, 128, multiprocessors}));
-  // A block with a team less.
-  EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, false, 5, 128, multiprocessors}));
+  EXPECT_FALSE(w::is_full(
+      lanes, {w::layer_of_x, worklog::bits16, true, false, 5, 128, multiprocessors}));  // a block with a team less
   EXPECT_FALSE(w::is_full(lanes, {w::layer_of_x, worklog::bits16, true, false, 4, 127, multiprocessors}));
-  const w::Tile block = w::tiles::block(w::Fit::full, 4, 512, 2);
+  const w::Tile block = w::tiles::block(w::Known::full, 4, 512, 2);
   EXPECT_TRUE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, false, 5, 384, multiprocessors}));
   EXPECT_FALSE(w::is_full(block, {w::layer_of_x, worklog::bits16, true, false, 5, 400, multiprocessors}));
 }
@@ -119,7 +124,7 @@ TEST(ForwardRules, WithoutParametersNoRuleIsTakenThatNeedsThem) {
     const w::RowFacts facts = {w::layer_of_x, worklog::bits16, false, false, 1000, length, multiprocessors};
     const size_t number = worklog::rule_for(std::span<const w::Rule>(w::sm_90::whole_vectors), facts);
     ASSERT_LT(number, std::size(w::sm_90::whole_vectors)) << length;
-    ASSERT_NE(w::sm_90::whole_vectors[number].tile.fit, w::Fit::full) << length;
+    ASSERT_EQ(w::sm_90::whole_vectors[number].tile.known, w::Known::asked) << length;
   }
 }
 
@@ -146,17 +151,19 @@ TEST(ForwardRules, TheBatchDoesNotMatterWhereItMustNot) {
 
 TEST(BackwardRules, TheBatchDoesNotMatterWhereItMustNot) {
   namespace b = worklog::backward;
-  const std::span<const b::Rule> rules = b::sm_90::whole_vectors;
-  for (const unsigned pass : {b::plain, b::adds_dh}) {
-    for (int64_t length = 1; length < 70000; length += length < 5000 ? 1 : 61) {
-      std::set<size_t> taken;
-      for (const int64_t rows : numbers_of_rows) {
-        for (const bool is_small : {false, true}) {
-          taken.insert(
-              worklog::rule_for(rules, b::RowFacts{pass, worklog::fp32, is_small, is_small, true, rows, length}));
+  for (const std::span<const b::Rule> rules :
+       {std::span<const b::Rule>(b::sm_90::whole_vectors), std::span<const b::Rule>(b::sm_90::any_offset)}) {
+    for (const unsigned pass : {b::plain, b::adds_dh}) {
+      for (int64_t length = 1; length < 70000; length += length < 5000 ? 1 : 61) {
+        std::set<size_t> taken;
+        for (const int64_t rows : numbers_of_rows) {
+          for (const bool is_small : {false, true}) {
+            taken.insert(
+                worklog::rule_for(rules, b::RowFacts{pass, worklog::fp32, is_small, is_small, true, rows, length}));
+          }
         }
+        ASSERT_EQ(taken.size(), 1) << length;
       }
-      ASSERT_EQ(taken.size(), 1) << length;
     }
   }
 }
