@@ -48,11 +48,10 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
   using T = typename Steps::Element;
   constexpr bool are_blocks = amount == Amount::few_blocks || amount == Amount::fewest_blocks;
   wait_for_previous_kernel();
-  using G = typename Steps::Parameter;
-  ParameterVector<T, G> gamma[vectors], beta[vectors];
+  ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
-    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), ones<G>);
-    if constexpr (Steps::has_beta) beta[i].template load<fit, given>(steps.beta(), place.column(i), zeros<G>);
+    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
+    beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
   };
   const auto load_all_parameters = [&] {
 #pragma unroll

@@ -60,19 +60,29 @@ struct ParameterVector {
   static_assert(parts >= 1, "gamma and beta are of x's type or wider");
   uint4 bits[parts];
 
-  // `absent` stands for the parameter where there is none; `given`: there is one. Where rows are few, each instruction
-  // counts, and asking would be one for each vector.
+  // `absent` stands for every element where there is no parameter; `given`: there is one. It is known at compile time,
+  // because asking for each vector costs registers that the fastest kernels do not have.
   template <Fit fit, bool given>
-  __device__ void load(const G* parameter, int col, const uint4& absent) {
+  __device__ void load(const G* parameter, int col, float absent) {
+    Floats<G> same;
+#pragma unroll
+    for (int k = 0; k < vector_size<G>; ++k) same.at[k] = absent;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      bits[part] = pack<G>(same);
+      if (!given && parameter == nullptr) continue;
+      const G* from = parameter + col + part * vector_size<G>;
+      bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
+    }
+  }
+
+  // The same where it is not known; `absent` is read where there is none. To choose an address takes no branch, but
+  // some instructions, for which few rows have no time.
+  __device__ void load_or(const G* parameter, int col, const uint4& absent) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const G* from = parameter + col + part * vector_size<G>;
-      if constexpr (fit == Fit::any) {
-        bits[part] = given || parameter ? load_straddling(from) : absent;
-      } else {
-        // A choice between two addresses takes no branch.
-        bits[part] = *(given || parameter ? reinterpret_cast<const uint4*>(from) : &absent);
-      }
+      bits[part] = *(parameter ? reinterpret_cast<const uint4*>(from) : &absent);
     }
   }
 

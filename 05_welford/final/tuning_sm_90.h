@@ -65,10 +65,11 @@ inline constexpr Rule whole_vectors[] = {
     {rms_of_x,   bits16,      512,    1024,    0, block(full, 2, 512, 4), "no mean: registers for twice the threads"},
     {layer_of_x, bits16,      225,    1536,    0, block(full, 4, 384, 3), "12288 columns: from 61.4 to 54.2 us"},
     {of_x,       fp32,        513,    2048,    0, block(full, 4, 512, 2), "4096 and 8192 columns"},
-    {of_x,       uniform,     129,    2048,    0, block(asked, 4, 512, 3), "rows that do not fill their warps"},
-    {of_x,       mixed,       129,    2048,    0, block(asked, 4, 512, 1)},
+    {of_x,       uniform,     161,    2048,    0, block(given, 4, 512, 3), "rows that do not fill their warps"},
+    {of_x,       any_types,     1,    2048,    0, block(asked, 4, 512, 1)},  // any row of this length
     {of_x,       fp32,       4096,    4096,    0, block(full, 8, 512, 2), "16384 columns"},
-    {of_x,       any_types,  2049,    4096,    0, block(asked, 8, 512, 2), "32768 columns of 16 bits"},
+    {of_x,       any_types,  2049,    4096,    0, block(given, 8, 512, 2), "32768 columns of 16 bits"},
+    {of_x,       any_types,  2049,    4096,    0, block(asked, 8, 512, 1)},  // any row of this length
 
     // A norm of x: rows for a cluster. Where there are enough of them, clusters stay and take one after the other.
     {of_x,       uniform,    4097, longest,    0, persistent(asked, 8, 256, 3, 2), "many wide rows"},
@@ -86,7 +87,8 @@ inline constexpr Rule whole_vectors[] = {
     {of_sum,     any_types,    33,      64,    0, lanes(asked, 2, 32), "sum: 512 columns of 16 bits"},  // a warp
     {of_sum,     any_types,    65,    1024,    0, block(given, 4, 256, 4), "sum: 1024 to 8192 columns of 16 bits"},
     {of_sum,     uniform,    1025,    2048,    0, block(full, 4, 512, 2), "sum: 16384 columns of 16 bits"},
-    {of_sum,     any_types,    65,    2048,    0, block(asked, 4, 512, 2), "sum: 15872 columns of fp16"},
+    {of_sum,     any_types,  1025,    2048,    0, block(given, 4, 512, 2), "sum: 15872 columns of fp16"},
+    {of_sum,     any_types,     1,    2048,    0, block(asked, 4, 512, 1)},  // any row of this length
     {of_sum,     fp32,       4096,    4096,    0, block(full, 8, 512, 2), "sum: 16384 columns"},
     {of_sum,     any_types,  2049,    4096,    0, block(asked, 4, 1024, 1), "sum: 32768 columns of 16 bits"},
     {of_sum,     uniform,    4097, longest,    0, persistent(asked, 4, 256, 3, 2), "sum: many wide rows"},

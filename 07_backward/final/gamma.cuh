@@ -44,8 +44,7 @@ struct Weights {
       }
       Vector vector;
       if constexpr (layout == Layout::whole) {
-        vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i),
-                                                                  welford::ones<G>);
+        vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i), 1.0f);
       } else {
         // Each element is read, if need be column 0's: were it asked first, each read would wait for the one before.
 #pragma unroll

@@ -121,8 +121,7 @@ __device__ inline void dx_in_registers(const Pass& pass, int64_t row,
   ParameterVector<T, typename Pass::G> gamma[units];
 #pragma unroll
   for (int i = 0; i < units; ++i) {
-    gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i),
-                                                         welford::ones<typename Pass::G>);
+    gamma[i].template load<welford::Fit::vectors, false>(columns.has(i) ? p.gamma : nullptr, columns.column(i), 1.0f);
   }
   team.open();
   const RowStatistics s = has_row ? pass.statistics(row) : RowStatistics{0.0f, 0.0f};

@@ -58,7 +58,7 @@ inline constexpr Rule whole_vectors[] = {
     {every_pass, uniform,    small,    0,    8,   2048, blocks_and_tiles(8, 32)},
 
     {every_pass, any_types,  any,      0, many,      8, lanes(2, 4, 4), "64 columns of 16 bits"},
-    {every_pass, uniform,    any,      0, many,     16, lanes(2, 4, 8), "128 columns of 16 bits"},
+    {every_pass, any_types,  any,      0, many,     16, lanes(2, 4, 8), "128 columns of 16 bits"},
     {every_pass, any_types,  any,      0, many,     32, lanes(2, 4, 16), "256 columns of 16 bits"},
     {every_pass, any_types,  any,      0, many,     64, lanes(2, 4, 32), "512 columns of 16 bits, many rows"},
     {every_pass, bits16,     any,      0, many,    512, block(2, 3, 512), "1024 to 4096 columns of 16 bits"},
@@ -70,8 +70,8 @@ inline constexpr Rule whole_vectors[] = {
     {plain,      uniform,    any,      0, many, longest, cluster(4, 3, 512, 1), "131072 columns of 16 bits"},
     {plain,      mixed,      any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 16384 columns and more"},
-    {plain,      uniform,    any,      0, many, longest, grid(2, 6), "262144 columns"},
-    {adds_dh,    uniform,    any,      0, many, longest, grid(2, 4), "with dh: 262144 columns"},
+    {plain,      any_types,  any,      0, many, longest, grid(2, 6), "262144 columns"},
+    {adds_dh,    any_types,  any,      0, many, longest, grid(2, 4), "with dh: 262144 columns"},
 };
 
 // Rows of more than 128 elements that start and end anywhere, with the same offset in all tensors.

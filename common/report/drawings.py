@@ -924,7 +924,7 @@ def clusters_start() -> Drawing:
     )
     drawing.text(LEFT, 64, "Launched with overlap", bold=True)
     drawing.text(
-        WIDTH - LEFT, 64, "One line for each multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED
+        WIDTH - LEFT, 64, "A line for each multiprocessor. Grey: the kernel before", size=12, anchor="end", color=MUTED
     )
     bottom = multiprocessor_timeline(drawing, left, 84, freed, overlapped, share)
     drawing.text(LEFT, bottom + 44, "Launched when the kernel before has ended", bold=True)
@@ -1040,7 +1040,7 @@ def grid_messages() -> Drawing:
     )
 
     drawing.text(LEFT, 190, "The messages now: two places for each sender", bold=True)
-    drawing.text(LEFT, 209, "A message is one word of 64 bits: the number of its turn, and a sum.", size=12, color=MUTED)
+    drawing.text(LEFT, 209, "A message is one word of 64 bits: the number of its turn and a sum.", size=12, color=MUTED)
     message_places(
         drawing, 244, now, sent,
         (

@@ -1231,14 +1231,14 @@ class Drawings(Playground):
         across_groups = [9.0] * 6 + [1.0] * 4 + [9.0] * 6  # neighbors, but in two groups
         self.assertEqual(drawings.cluster_starts(across_groups, 1, 10.0)[0][0], 9.0)
 
-    def test_mail_needs_two_places_for_each_sender(self) -> None:
-        sent, read = drawings.mail_times([[60.0, 90.0], [10.0, 20.0], [10.0, 20.0], [1.0, 1.0]], [5.0, 50.0])
+    def test_messages_need_two_places_for_each_sender(self) -> None:
+        sent, read = drawings.message_times([[60.0, 90.0], [10.0, 20.0], [10.0, 20.0], [1.0, 1.0]], [5.0, 50.0])
         self.assertEqual(sent[:2], [[60.0, 90.0], [105.0, 160.0]])
         self.assertEqual(read[0], [95.0, 140.0])
         for turn in range(1, len(sent) - 1):
             self.assertGreater(min(sent[turn + 1]), max(read[turn - 1]), "two places are enough")
         self.assertLess(min(sent[1]), max(read[0]), "and one is not")
-        self.assertEqual([drawings.letters_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
+        self.assertEqual([drawings.messages_at(110.0, sent, parity) for parity in (0, 1)], [[2, 0], [1, 1]])
 
 
     def test_the_primers_drawings_can_be_read_on_a_phone(self) -> None:
