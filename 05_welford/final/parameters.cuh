@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/rows.cuh"
@@ -43,16 +42,6 @@ __device__ inline uint4 load_straddling(const G* from) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-// What is read where there is no gamma, or no beta: a vector of ones, or of zeros.
-template <class G>
-inline constexpr unsigned bits_of_one = std::is_same_v<G, float>    ? 0x3f800000u
-                                        : std::is_same_v<G, __half> ? 0x3c003c00u
-                                                                    : 0x3f803f80u;
-template <class G>
-__device__ const uint4 ones = {bits_of_one<G>, bits_of_one<G>, bits_of_one<G>, bits_of_one<G>};
-template <class G>
-__device__ const uint4 zeros = {0, 0, 0, 0};
-
 // gamma or beta at the columns of a vector of T, in storage type. fp32 parameters of 16-bit elements take two vectors.
 template <class T, class G>
 struct ParameterVector {
@@ -73,16 +62,6 @@ struct ParameterVector {
       if (!given && parameter == nullptr) continue;
       const G* from = parameter + col + part * vector_size<G>;
       bits[part] = fit == Fit::any ? load_straddling(from) : *reinterpret_cast<const uint4*>(from);
-    }
-  }
-
-  // The same where it is not known; `absent` is read where there is none. To choose an address takes no branch, but
-  // some instructions, for which few rows have no time.
-  __device__ void load_or(const G* parameter, int col, const uint4& absent) {
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const G* from = parameter + col + part * vector_size<G>;
-      bits[part] = *(parameter ? reinterpret_cast<const uint4*>(from) : &absent);
     }
   }
 

@@ -49,19 +49,14 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
     for (int i = 0; i < vectors; ++i) ring.start_copy(slot, i);
     ring.end_row(slot);
   }
-  using G = typename Steps::Parameter;
-  ParameterVector<T, G> gamma[vectors], beta[vectors];
-  float own = 0.0f;  // elements of this thread
+  ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
+  constexpr bool given = fit == Fit::any;  // elsewhere there is time to ask, once
+  float own = 0.0f;                        // elements of this thread
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!ring.has(i)) continue;
-    if constexpr (fit == Fit::any) {
-      gamma[i].template load<fit, true>(steps.p.gamma, place.column(i), 1.0f);
-      beta[i].template load<fit, Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
-    } else {
-      gamma[i].load_or(steps.p.gamma, place.column(i), ones<G>);
-      beta[i].load_or(steps.beta(), place.column(i), zeros<G>);
-    }
+    gamma[i].template load<fit, given>(steps.p.gamma, place.column(i), 1.0f);
+    beta[i].template load<fit, given && Steps::has_beta>(steps.beta(), place.column(i), 0.0f);
     own += vector_size<T>;
   }
   float edge_gamma[1] = {1.0f};

@@ -395,6 +395,7 @@ class Tally:
     """What a run came to."""
 
     cases: int = 0
+    without_memory: int = 0  # calls that were left out
     seconds: float = 0.0
     worst: dict[str, float] = field(default_factory=dict)  # by operation, type and output
     found: list[str] = field(default_factory=list)
@@ -494,6 +495,10 @@ def run(library: Path | None, seconds: float, seed: int, only: int | None = None
                     wrong, errors = judge(memory, case)
                 memory.give_back()
             except (ValueError, RuntimeError, MemoryError) as error:
+                if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
+                    with tally.lock:
+                        tally.without_memory += 1
+                    continue
                 wrong, errors = [f"{type(error).__name__}: {error}"], {}
             with tally.lock:
                 tally.cases += 1

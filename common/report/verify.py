@@ -414,8 +414,10 @@ def run_fuzz(options: argparse.Namespace) -> int:
         return 2
     for key, value in sorted(tally.worst.items()):
         print(f"  {key:<40} {value:6.2f} last places at most")
+    if tally.without_memory:
+        print(f"  left out: {tally.without_memory} calls, for which there was no memory")
     print(f"{tally.cases} random calls of seed {options.seed} in {tally.seconds:.0f} s: {len(tally.found)} wrong")
-    return 1 if tally.found else 0
+    return 1 if tally.found or not tally.cases else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
