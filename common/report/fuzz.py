@@ -498,6 +498,7 @@ def run(library: Path | None, seconds: float, seed: int, only: int | None = None
                 if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
                     with tally.lock:
                         tally.without_memory += 1
+                    memory.give_back()
                     continue
                 wrong, errors = [f"{type(error).__name__}: {error}"], {}
             with tally.lock:
