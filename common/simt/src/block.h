@@ -274,7 +274,7 @@ inline BlockRunner& runner_for(const char* name) {
 
 // The signal handlers: of faults, and of the watchdog's tap on the shoulder.
 void install_signal_handlers();
-void use_signal_stack();  // on each OS thread that runs blocks
-void interrupt(pthread_t thread);
+void use_signal_stack();                                // on each OS thread that runs blocks
+void interrupt(pthread_t thread, BlockRunner& runner);  // that runs on it
 
 }  // namespace simt::detail

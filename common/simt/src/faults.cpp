@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 #ifdef SIMT_HAVE_BACKTRACE
 #include <backtrace.h>
 #endif
@@ -46,10 +47,13 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   if (info->si_code <= 0) raise(signal);
 }
 
-// Runs on the stack of the CUDA thread that it interrupts, so that others can run before it returns.
-void on_interrupt(int, siginfo_t*, void* context) {
-  BlockRunner* const runner = BlockRunner::current();
-  if (runner == nullptr || !runner->in_kernel() || runner->in_engine()) return;
+// Runs on the stack of the CUDA thread that it interrupts, so that others can run before it returns. The signal brings
+// the runner along: in a library that was loaded later, the first use of thread-local storage calls malloc(), which may
+// be what is interrupted.
+void on_interrupt(int, siginfo_t* info, void* context) {
+  if (info->si_code != SI_QUEUE || info->si_pid != getpid()) return;  // somebody else's
+  auto* const runner = static_cast<BlockRunner*>(info->si_value.sival_ptr);
+  if (!runner->in_kernel() || runner->in_engine()) return;
   const int saved_errno = errno;
   runner->preempt(instruction_of(*static_cast<ucontext_t*>(context)));
   errno = saved_errno;
@@ -95,8 +99,10 @@ void use_signal_stack() {
   sigaltstack(&stack, nullptr);
 }
 
-void interrupt(pthread_t thread) {
-  pthread_kill(thread, interrupt_signal);
+void interrupt(pthread_t thread, BlockRunner& runner) {
+  sigval value{};
+  value.sival_ptr = &runner;
+  pthread_sigqueue(thread, interrupt_signal, value);
 }
 
 std::string symbol_of(const void* function) {

@@ -64,7 +64,7 @@ class Worker {
     go_.release();
   }
   BlockRunner& runner() { return runner_; }
-  void interrupt() { detail::interrupt(native_); }
+  void interrupt() { detail::interrupt(native_, runner_); }
 
   uint64_t seen_switches = 0, seen_spins = 0, seen_waits = 0;  // the watchdog's notes
 
