@@ -24,6 +24,7 @@ import io
 import math
 import os
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,6 +78,8 @@ STYLES = [
     ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
 MANY = 4  # charts: what pays for a process of its own
+LARGE_MIB = 128  # a tensor: far more than the L2 cache
+SHOWN_DTYPES = ("fp32", "bf16")  # fp16 is as fast as bf16
 PEER_MARKERS = {"PyTorch": "x", "PyTorch, two calls": "+", "Inductor": "s", "flash-attn": "^", "Liger": "D"}
 
 SETTINGS = {
@@ -148,6 +151,14 @@ def footnote(figure: Figure, *parts: str) -> None:
     figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
 
 
+def legend_under_title(figure: Figure, title: str, handles: dict[str, object], columns: int) -> None:
+    """Over the panels, which then have the whole width."""
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper left", ncols=columns, title=title, alignment="left",
+        title_fontproperties={"size": 11, "weight": "bold"},
+    )
+
+
 def provenance(repository: Repository, stage: str, gpu: str) -> str:
     context = repository.stage_results(stage, gpu).context
     commit = context.get("commit", "")
@@ -173,6 +184,20 @@ def baseline_label(operations: Iterable[str]) -> str:
     return BASELINES[baseline_of(operations)].removeprefix("a ")
 
 
+def operation_of(repository: Repository, stage: str, gpu: str) -> str:
+    """What a stage is about: of the operations that no stage before it has, the one with the most variants."""
+    known: set[str] = set()
+    for each in measured_stages(repository, gpu):
+        variants: dict[str, set[str]] = {}
+        for t in repository.stage_results(each, gpu).timings:
+            variants.setdefault(t.operation, set()).add(t.variant)
+        if each == stage and variants:
+            new = [operation for operation in variants if operation not in known] or list(variants)
+            return max(new, key=lambda operation: (len(variants[operation]), -list(FLOPS).index(operation)))
+        known |= variants.keys()
+    return OPERATION
+
+
 def stage_before(repository: Repository, stage: str, gpu: str) -> str | None:
     earlier = [s for s in repository.stages() if s < stage and repository.has_results(s, gpu)]
     return earlier[-1] if earlier else None
@@ -189,8 +214,10 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     own = wanted(results.timings)
     if not own:
         return None
-    operation = OPERATION if any(t.operation == OPERATION for t in own) else own[0].operation
+    operation = operation_of(repository, stage, gpu)
     own = [t for t in own if t.operation == operation]
+    if not own:
+        return None
     bars: list[tuple[str, float, str, str]] = []  # label, seconds, color, hatch
     before = stage_before(repository, stage, gpu)
     timings_before = repository.stage_results(before, gpu).timings if before else ()
@@ -260,12 +287,34 @@ def cols_axis(ax: Axes, cols: Sequence[int]) -> None:
     ax.set_xlabel("cols")
 
 
+def draw_line(ax: Axes, line: Sequence[Timing], style: int, label: str, handles: dict[str, object]) -> None:
+    """A variant over the columns. Odd widths are another problem than their neighbours: they stand beside the line,
+    hollow."""
+    color, marker, dash, _ = STYLES[style % len(STYLES)]
+    even, odd = [t for t in line if t.cols % 8 == 0], [t for t in line if t.cols % 8 != 0]
+    (handles[label],) = ax.plot(
+        [t.cols for t in even], [t.share_of_copy for t in even], color=color, marker=marker, linestyle=dash,
+        markersize=5, linewidth=1.5,
+    )
+    if odd:
+        (handles["hollow: not a multiple of 8"],) = ax.plot(
+            [t.cols for t in odd], [t.share_of_copy for t in odd], color=color, marker=marker, linestyle="none",
+            markersize=6, fillstyle="none",
+        )
+
+
 def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
-    """Lines: share of a copy over cols, per variant, one panel for each operation and type."""
+    """Lines: share of a copy over cols on large tensors, per variant, one panel for each operation and type. Of other
+    libraries PyTorch alone; the others are in the comparison's charts."""
     cold = [t for t in repository.stage_results(stage, gpu).timings if t.mode == "cold" and t.pixels == 1]
+    # BatchNorm has passes_chart in its place.
+    of_rows = [t for t in cold if t.dtype in SHOWN_DTYPES and t.operation not in PASSES]
+    large = [t for t in of_rows if t.tensor_mib >= LARGE_MIB]
+    sizes = f"tensors of {LARGE_MIB} MiB and more" if large else "the largest tensor at each width"
     groups: dict[tuple[str, str], dict[str, list[Timing]]] = {}
-    for key in dict.fromkeys((t.operation, t.dtype) for t in cold):
-        series = series_of([t for t in cold if (t.operation, t.dtype) == key])
+    for key in sorted({(t.operation, t.dtype) for t in of_rows},
+                      key=lambda key: (list(FLOPS).index(key[0]), SHOWN_DTYPES.index(key[1]))):
+        series = series_of([t for t in large or of_rows if (t.operation, t.dtype) == key])
         if any(len(line) > 1 for line in series.values()):
             groups[key] = series
     if not groups:
@@ -275,88 +324,77 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     before = stage_before(repository, stage, gpu)
     peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
     operations = list(dict.fromkeys(operation for operation, _ in groups))
-    dtypes = list(dict.fromkeys(dtype for _, dtype in groups))
-    # A line of panels for each operation, a column for each type; with one operation, three panels to a line.
-    columns = min(len(groups), 3) if len(operations) == 1 else len(dtypes)
-    rows = math.ceil(len(groups) / columns) if len(operations) == 1 else len(operations)
-    width = max(7.2, 3.4 * columns) if len(operations) == 1 else 2.8 + 3.0 * columns
-    figure, axes = page(width, 0.9 + (3.3 if len(operations) == 1 else 2.4) * rows, rows, columns, sharey=True)
-
-    def spot(index: int, operation: str, dtype: str) -> Axes:
-        return axes[index if len(operations) == 1 else operations.index(operation) * columns + dtypes.index(dtype)]
-
-    spots = {key: spot(index, *key) for index, key in enumerate(groups)}
+    baseline = baseline_of(operations)
+    columns = min(len(groups), 2)
+    rows = math.ceil(len(groups) / columns)
+    figure, axes = page(6.4 if columns == 1 else 8.4, 2.6 * rows + 1.4, rows, columns, sharey=True)
+    stale = {t.variant for series in groups.values() for line in series.values() for t in line if t.stale}
     handles: dict[str, object] = {}
     sentences, shown = [], []
-    for (operation, dtype), series in groups.items():
-        ax = spots[operation, dtype]
+    for ax, ((operation, dtype), series) in zip(axes, groups.items()):
         own = [t for line in series.values() for t in line]
         shown += own
-        of_all = f"{baseline_of(operations)} of the same reads and writes"
-        baseline = of_all if len(operations) > 1 else baseline_label([operation])
-        handles[baseline] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        of_all = f"{baseline} of the same reads and writes"
+        handles[of_all if len(operations) > 1 else baseline_label(operations)] = ax.axhline(
+            1.0, color=INK, linewidth=1.2)
         if before:
-            same = [
-                t for t in repository.stage_results(before, gpu).timings
-                if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)
-            ]
             widths = {(t.rows, t.cols) for t in own}
-            best: dict[int, Timing] = {}
-            for t in over_cols_of_best(same):
-                if (t.rows, t.cols) in widths:
-                    best[t.cols] = t
-            if best:
-                line = [best[cols] for cols in sorted(best)]
-                label = dagger(f"fastest of stage {before[:2]}", any(t.stale for t in line))
+            same = [t for t in repository.stage_results(before, gpu).timings
+                    if t.mode == "cold" and (t.operation, t.dtype) == (operation, dtype)]
+            best = {t.cols: t for t in over_cols_of_best(same) if (t.rows, t.cols) in widths}
+            line = [best[cols] for cols in sorted(best)]
+            if line:
                 shown += line
-                (handles[label],) = ax.plot(
-                    [t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1
-                )
+                (handles[dagger(f"fastest of stage {before[:2]}", any(t.stale for t in line))],) = ax.plot(
+                    [t.cols for t in line], [t.share_of_copy for t in line], color="#9aa3ad", linewidth=3.2, zorder=1)
         for variant, line in series.items():
-            if not line:
-                continue
-            color, marker, dash, _ = STYLES[order.index(variant) % len(STYLES)]
-            # Odd widths are another problem than their neighbours: they stand beside the line, hollow.
-            even, odd = [t for t in line if t.cols % 8 == 0], [t for t in line if t.cols % 8 != 0]
-            (handles[name_of(line[0])],) = ax.plot(
-                [t.cols for t in even], [t.share_of_copy for t in even], color=color, marker=marker, linestyle=dash,
-                markersize=5, linewidth=1.5,
-            )
-            if odd:
-                (handles["hollow: not a multiple of 8"],) = ax.plot(
-                    [t.cols for t in odd], [t.share_of_copy for t in odd], color=color, marker=marker, linestyle="none",
-                    markersize=6, fillstyle="none",
-                )
-            shares = ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line)
-            sentences.append(f"{operation} {dtype} {variant}: {shares}")
+            if line:
+                draw_line(ax, line, order.index(variant), dagger(line[0].label, variant in stale), handles)
+                shares = ", ".join(f"{percent(t.share_of_copy)} at {t.cols}" for t in line)
+                sentences.append(f"{operation} {dtype} {variant}: {shares}")
         cases = {case_of(t) for t in own}
-        for label, marker in PEER_MARKERS.items():
-            of_peer = [t for t in peers if t.label == label and t.mode == "cold" and t.share_of_copy]
-            points = [t for t in of_peer if case_of(t) in cases]
+        for label in ("PyTorch", "PyTorch, two calls"):
+            points = [t for t in peers
+                      if t.label == label and t.mode == "cold" and t.share_of_copy and case_of(t) in cases]
             if points:
                 (handles[label],) = ax.plot(
-                    [t.cols for t in points], [t.share_of_copy for t in points], linestyle="none", marker=marker,
-                    color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1,
-                )
+                    [t.cols for t in points], [t.share_of_copy for t in points], linestyle="none",
+                    marker=PEER_MARKERS[label], color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
         cols_axis(ax, [t.cols for t in own])
-        first_of_line = len(operations) > 1 and dtype == next(d for o, d in groups if o == operation)
-        size = {"fontsize": 9.5} if len(operations) > 1 else {}
-        ax.set_title(f"{operation}, {dtype}" if first_of_line else dtype, **size)
+        ax.set_title(f"{operation}, {dtype}" if len(operations) > 1 else dtype, fontsize=10)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
-        ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    for ax in axes:
-        ax.set_visible(ax in spots.values())
+    for ax in axes[len(groups):]:
+        ax.set_visible(False)
     for ax in axes[::columns]:
-        ax.set_ylabel(f"share of a {baseline_of(key[0] for key in groups)}'s speed")
-    title = f"{stage}: share of a {baseline_of(key[0] for key in groups)}'s speed over cols"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    footnote(figure, gpu.upper(), next(iter(groups))[0] if len({key[0] for key in groups}) == 1 else "",
-             "cold L2 cache, the largest tensor at each width", provenance(repository, stage, gpu), stale_note(shown))
+        ax.set_ylabel(f"share of a {baseline}'s speed")
+    if max(t.share_of_copy for t in shown) < 0.25:  # on a straight axis they would all lie on the ground
+        axes[0].set_yscale("log")
+        axes[0].set_ylim(min(t.share_of_copy for t in shown) / 1.5, 1.3)
+        axes[0].yaxis.set_major_locator(FixedLocator([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+        axes[0].yaxis.set_minor_locator(NullLocator())
+        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:g} %"))
+    else:
+        axes[0].set_ylim(0, max(1.08, *(1.03 * t.share_of_copy for t in shown)))
+    title = f"{stage}: {span_of_fastest(groups)} of a {baseline}'s speed"
+    legend_under_title(figure, title, handles, 3 if columns > 1 else 2)
+    footnote(figure, gpu.upper(), operations[0] if len(operations) == 1 else "",
+             f"cold L2 cache, {sizes}", provenance(repository, stage, gpu), stale_note(shown))
     return Chart(Path(f"{stage}/charts/share_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
+
+
+def span_of_fastest(groups: dict[tuple[str, str], dict[str, list[Timing]]]) -> str:
+    """What the chart says, for its title: the fastest variants, and from what share to what share they come."""
+    fastest = []
+    for series in groups.values():
+        lines = [line for line in series.values() if line]
+        common = set.intersection(*({t.cols for t in line} for line in lines))
+        fastest.append(max(lines, key=lambda line: statistics.fmean(t.share_of_copy for t in line if t.cols in common)))
+    names = " and ".join(dict.fromkeys(line[0].label for line in fastest))
+    shares = [t.share_of_copy for line in fastest for t in line]
+    return f"{names} at {100 * min(shares):.0f} to {100 * max(shares):.0f} %"
 
 
 def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
@@ -557,11 +595,11 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     rivals = cold_rivals(repository, gpu)
     operations = [operation for operation in PASSES if any(t.operation == operation for t in own)]
     labels = {t.shape: shape_label(t) for t in own}
-    figure, axes = page(2.4 + 0.72 * len(shapes), 1.8 + 1.75 * len(operations), len(operations), 1, sharex=True)
+    figure, axes = page(9.6, 2.0 + 0.34 * len(shapes), 1, len(operations), sharex=True, sharey=True)
     handles: dict[str, object] = {}
     sentences = []
     for ax, operation in zip(axes, operations):
-        handles["a copy's rate"] = ax.axhline(1.0, color=INK, linewidth=1.2)
+        handles["a copy's rate"] = ax.axvline(1.0, color=INK, linewidth=1.2)
         for style, dtype in enumerate(("fp32", "bf16")):
             color, marker, _, _ = STYLES[style]
             points = [t for t in own if (t.operation, t.dtype) == (operation, dtype)]
@@ -574,24 +612,19 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             for entries, options in drawn:
                 if not entries:
                     continue
-                places = [shapes.index(t.shape) + (style - 0.5) * 0.24 for t in entries]
+                places = [shapes.index(t.shape) + (style - 0.5) * 0.3 for t in entries]
                 shares = [t.share_of_copy * PASSES[operation] for t in entries]
-                (handles[f"{name_of(entries[0])}, {dtype}"],) = ax.plot(places, shares, linestyle="none", **options)
+                (handles[f"{name_of(entries[0])}, {dtype}"],) = ax.plot(shares, places, linestyle="none", **options)
                 at_shapes = ", ".join(f"{percent(s)} at {t.shape}" for t, s in zip(entries, shares))
                 sentences.append(f"{operation} {dtype} {entries[0].label}: {at_shapes}")
         ax.set_title(operation, fontsize=10)
-        ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
+        ax.grid(color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
-        ax.set_ylim(0.4, max(1.08, ax.get_ylim()[1]))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes[-1].set_xticks(
-        range(len(shapes)), [labels[shape] for shape in shapes], rotation=60, ha="right", rotation_mode="anchor",
-        fontsize=8,
-    )
-    axes[-1].set_xlim(-0.6, len(shapes) - 0.4)
-    title = f"{stage}: the rate of the passes"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes[0].set_yticks(range(len(shapes)), [labels[shape].replace("\n", ", ") for shape in shapes], fontsize=8.5)
+    axes[0].set_ylim(len(shapes) - 0.4, -0.6)
+    title = f"{stage}: the passes move their bytes at a copy's rate, or near it"
+    legend_under_title(figure, title, handles, 4)
     footnote(
         figure, gpu.upper(),
         "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
@@ -874,18 +907,30 @@ FLOPS = {
 FP32_LANES = {"7.5": 64, "8.0": 64}  # of a multiprocessor; 128 on all others
 
 
+def label_columns(ax: Axes, points: Sequence[tuple[float, float, str]], color: str, to_the_right: bool) -> None:
+    """A label beside each of (x, y, label); those whose points touch are one label. Both axes are logarithmic."""
+    left = sorted(points)
+    while left:
+        x, y, _ = left[0]
+        near = [p for p in left if p[0] < 1.25 * x and max(p[1] / y, y / p[1]) < 1.22]
+        left = [p for p in left if p not in near]
+        far_side = max(near)[0] if to_the_right else x
+        ax.annotate(
+            ", ".join(sorted(label for *_, label in near)), (far_side, y), xytext=(7 if to_the_right else -7, 0),
+            textcoords="offset points", ha="left" if to_the_right else "right", va="center", fontsize=8.5, color=color)
+
+
 def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
-    """Points under two roofs: arithmetic per byte against arithmetic per second, each stage's fastest kernels."""
+    """Points under two roofs: arithmetic per byte against arithmetic per second, the fastest kernel of each stage in
+    the operation that is new in it, in fp32."""
     stages = measured_stages(repository, gpu)
     points: list[Timing] = []
     for stage in stages:
-        counted = [t for t in repository.stage_results(stage, gpu).timings if "bytes" in t.counters]
-        cold = [t for t in counted if t.mode == "cold" and t.operation in FLOPS]
-        for operation, dtype in dict.fromkeys((t.operation, t.dtype) for t in cold):
-            here = [t for t in cold if (t.operation, t.dtype) == (operation, dtype)]
-            large = [t for t in here if t.tensor_mib >= 100]
-            small = [t for t in here if t.shape == SHAPE]
-            points += [max(chosen, key=lambda t: t.bytes_per_second) for chosen in (large, small) if chosen]
+        operation = operation_of(repository, stage, gpu)
+        here = [t for t in repository.stage_results(stage, gpu).timings
+                if t.mode == "cold" and (t.operation, t.dtype) == (operation, DTYPE) and "bytes" in t.counters]
+        large, small = [t for t in here if t.tensor_mib >= 100], [t for t in here if t.shape == SHAPE]
+        points += [max(chosen, key=lambda t: t.bytes_per_second) for chosen in (large, small) if chosen]
     context = repository.stage_results(stages[0], gpu).context if stages else {}
     if not points or "multiprocessors" not in context or "max_clock_khz" not in context:
         return None
@@ -909,22 +954,17 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
         f"arithmetic: {significant(peak / 1e12)} TFLOP/s in fp32", (high, peak), xytext=(-4, 5),
         textcoords="offset points", ha="right", fontsize=8.5,
     )
-    seen: set[str] = set()
     sentences = []
     for t in points:
-        color, marker, _, _ = STYLES[stages.index(t.stage) % len(STYLES)]
         large = t.shape != SHAPE
-        label = dagger(t.stage, t.stale)
         x, y = place(t)
-        # Stages with the same bytes and arithmetic stand side by side, so that each is seen.
-        x *= 1.035 ** (stages.index(t.stage) - len(stages) / 2)
-        ax.plot(
-            [x], [y], marker=marker, color=color, markersize=8 if large else 5, fillstyle="full" if large else "none",
-            linestyle="none", label=label if label not in seen else None,
-        )
-        seen.add(label)
+        ax.plot([x], [y], marker="o" if large else "s", color="#0072B2" if large else "#D55E00",
+                markersize=6 if large else 5, fillstyle="full" if large else "none", linestyle="none")
         spot = f"{significant(y / 1e12)} TFLOP/s at {significant(x, 2)} FLOP per byte"
         sentences.append(f"{t.stage} {t.operation} {t.dtype} {t.shape}: {spot}")
+    for is_large in (True, False):
+        label_columns(ax, [(*place(t), dagger(t.stage[:2], t.stale)) for t in points if (t.shape != SHAPE) == is_large],
+                      "#0072B2" if is_large else "#D55E00", to_the_right=is_large)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(low, high)
@@ -935,11 +975,14 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     ax.set_ylabel("TFLOP/s")
     ax.grid(color="#e4e8ec", linewidth=0.8)
     ax.set_axisbelow(True)
-    figure.legend(loc="outside right upper")
-    title = "Roofline: the fastest kernel of each stage, operation and type"
+    title = "Roofline: the ladder climbs to the slope that memory sets"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    ax.annotate("full: large tensors", (high, ax.get_ylim()[0]), xytext=(-6, 26), textcoords="offset points",
+                ha="right", fontsize=8.5, color="#0072B2")
+    ax.annotate("hollow: 1024 x 1024", (high, ax.get_ylim()[0]), xytext=(-6, 12), textcoords="offset points",
+                ha="right", fontsize=8.5, color="#D55E00")
     footnote(
-        figure, gpu.upper(), "large: tensors of 100 MiB and more; small and hollow: 1024 x 1024",
+        figure, gpu.upper(), "the fastest kernel of each stage in the operation that is new in it", DTYPE,
         "operations counted from the formulas, cold L2 cache", stale_note(points),
     )
     return Chart(Path(f"docs/charts/roofline_{gpu}.svg"), title,

@@ -1043,6 +1043,18 @@ class Markdown(unittest.TestCase):
         self.assertEqual(found, ["b.md", "d e.svg", "f.md", "y.svg", "z_(1).md"])
 
 
+class Pictures(unittest.TestCase):
+    def test_every_chart_is_on_a_page(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        shown = {
+            (page.parent / target.partition("#")[0]).resolve()
+            for page in sync.documents(root) for _, target in markdown.links_of(page.read_text(encoding="utf-8"))
+        }
+        charts = sorted(root.glob("*/charts/*.svg"))
+        self.assertGreater(len(charts), 30)
+        self.assertEqual([str(chart.relative_to(root)) for chart in charts if chart.resolve() not in shown], [])
+
+
 class SourceHash(Playground):
     def hash(self, stage: str = "01_naive") -> str:
         done = self.script("source_hash.py", stage)
