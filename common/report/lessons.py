@@ -10,6 +10,9 @@ tables with their notes, links to neighbours, pictures, comments and tags have n
 written with, a formula is one. Lines of code are all that stand in fences. `sentence` is the mean length of one in
 words, headings and the bold words that begin a paragraph left out; `terms` are those that link to docs/glossary.md.
 
+A lesson links a term of the glossary where a sentence first uses it. Those that it does not link there are listed; with
+one of the most basic terms among them it is over its limits.
+
 Minutes are the words at 200 a minute and the lines of code at 20 a minute. A lesson states its own before its first
 section, as "N minutes".
 """
@@ -22,7 +25,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from markdown import CODE_SPAN, COMMENT, INLINE_LINK, MATH, regions_of, split_fences
+from markdown import CODE_SPAN, COMMENT, HTML_ANCHOR, INLINE_LINK, MATH, blank, regions_of, split_fences
 from prose import NOTES, notes_of
 from results import ROOT
 from source_hash import stage_folders
@@ -31,11 +34,20 @@ MOST_WORDS, MOST_LINES = 3000, 250  # of prose and of quoted code, in a lesson
 WORDS_A_MINUTE, LINES_A_MINUTE = 200, 20
 SHORTEST_SENTENCE = 3  # words; less is what begins a paragraph in bold
 TOLERANCE = 0.3  # by which the minutes that a lesson states may differ from those computed
+BASIC_TERMS = (
+    "thread", "block", "warp", "lane", "multiprocessor", "register", "shared memory", "L2", "barrier", "sector")
+# Of the glossary, what sentences use in other meanings, too, or what the formulas introduce.
+EVERYDAY_TERMS = {
+    "rows", "cols", "mean", "gamma", "beta", "trip", "fused", "host", "device", "kernel", "launch", "team", "vector",
+    "request", "grid", "wave", "tail", "bandwidth", "stream", "ring", "cold", "warm", "graph", "spread", "median",
+    "variant", "pivot", "Welford", "Chan"}
 
 NOT_PROSE = {"code", "table", "nav"}  # regions that are filled with what is no prose
 TABLE_LINE = re.compile(r"^[ \t>]*\|.*$", re.MULTILINE)
 IMAGE = re.compile(r"!\[[^\]]*" + INLINE_LINK.pattern)
 GLOSSARY_LINK = re.compile(r"\[([^\[\]]+)\]\([^()\s]*\bglossary\.md(?:#[^()\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)" + INLINE_LINK.pattern)
+GLOSSARY_ENTRY = re.compile(r"^((?:<a id=\"[^\"]+\"></a>)+)\*\*(.+?)\*\*", re.MULTILINE)
 TAG = re.compile(r"</?[a-zA-Z][^>]*>")
 ITEM = re.compile(r"^[ \t>]*(?:[-*+]|\d+[.)])[ \t]+", re.MULTILINE)
 HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+.*$", re.MULTILINE)
@@ -112,6 +124,51 @@ def size_of(text: str) -> Size:
         sentence=in_sentences / len(sentences) if sentences else 0.0, terms=len(terms), stated=minutes_stated(text))
 
 
+def glossary_of(text: str) -> dict[str, set[str]]:
+    """Each term that has an anchor of its name, and the anchors of its entry."""
+    terms = {}
+    for entry in GLOSSARY_ENTRY.finditer(text):
+        anchors = set(HTML_ANCHOR.findall(entry.group(1)))
+        names = INLINE_LINK.sub("", entry.group(2)).replace("[", "").rstrip(".").split(", ")
+        terms |= {name: anchors for name in names if name.lower().replace("'", "").replace(" ", "-") in anchors}
+    return terms
+
+
+def sentences_alone(text: str) -> str:
+    """The text, blanked out where no term can be linked: code, formulas, tables, figures, headings and pictures."""
+    for region in regions_of(text)[0]:
+        text = text[: region.begin] + blank(text[region.begin : region.end]) + text[region.end :]
+    text = split_fences(text)[0]
+    for pattern in (COMMENT, CODE_SPAN, MATH, IMAGE, TAG, TABLE_LINE, HEADING):
+        text = pattern.sub(lambda found: blank(found.group()), text)
+    return text
+
+
+def unlinked_terms(text: str, glossary: dict[str, set[str]]) -> dict[str, int]:
+    """The terms that the text uses before it links them to their entry, and where."""
+    shown = sentences_alone(text)
+    entries = {}  # by where the words of a link stand
+    for link in LINK.finditer(shown):
+        page, _, anchor = (link.group(2) or link.group(3) or "").partition("#")
+        if page.endswith("glossary.md"):
+            entries[link.span(1)] = anchor
+            shown = shown[: link.end(1)] + blank(shown[link.end(1) : link.end()]) + shown[link.end() :]
+        else:
+            shown = shown[: link.start()] + blank(link.group()) + shown[link.end() :]
+    found = {}
+    for term in sorted(glossary, key=len, reverse=True):  # what a longer term has used up is no use of a shorter one
+        if term in EVERYDAY_TERMS:
+            continue
+        pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", re.IGNORECASE)
+        first = pattern.search(shown)
+        if first and not any(begin <= first.start() < end and anchor in glossary[term]
+                             for (begin, end), anchor in entries.items()):
+            found[term] = first.start()
+        if " " in term:
+            shown = pattern.sub(lambda use: blank(use.group()), shown)
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
 def problems_of(size: Size) -> list[str]:
     """What is wrong with a lesson of this size."""
     found = []
@@ -124,6 +181,11 @@ def problems_of(size: Size) -> list[str]:
     elif abs(size.stated - size.minutes) > TOLERANCE * size.minutes:
         found.append(f"states {size.stated} minutes; by its length {size.minutes}")
     return found
+
+
+def problems_of_terms(unlinked: list[str]) -> list[str]:
+    basic = [term for term in unlinked if term in BASIC_TERMS]
+    return [f"does not link to the glossary where it first uses: {', '.join(basic)}"] if basic else []
 
 
 def read(path: Path) -> Size:
@@ -151,6 +213,14 @@ def show_notes(root: Path, stages: list[str]) -> None:
         print(line(path.relative_to(root).as_posix(), size.words, size.minutes))
 
 
+def show_terms(unlinked: dict[str, list[str]]) -> None:
+    if any(unlinked.values()):
+        print("\nterms that are not linked to the glossary where a lesson first uses them")
+    for name, terms in unlinked.items():
+        if terms:
+            print(f"{name}: {', '.join(terms)}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit with 1 where a lesson is over its limits")
@@ -169,11 +239,16 @@ def main(arguments: list[str] | None = None) -> int:
     lessons = {f"{stage}/README.md": read(root / stage / "README.md") for stage in stages}
     show_lessons(lessons)
     show_notes(root, stages)
+    glossary_file = root / "docs" / "glossary.md"
+    glossary = glossary_of(glossary_file.read_text(encoding="utf-8")) if glossary_file.is_file() else {}
+    unlinked = {name: list(unlinked_terms((root / name).read_text(encoding="utf-8"), glossary)) for name in lessons}
+    show_terms(unlinked)
     if not options.stages and (root / "README.md").is_file():
         front = read(root / "README.md")
         print(f"\nREADME.md: {front.words} words, {front.tables} tables")
     sys.stdout.flush()
-    problems = [f"{name}: {problem}" for name, size in lessons.items() for problem in problems_of(size)]
+    problems = [f"{name}: {problem}" for name, size in lessons.items()
+                for problem in problems_of(size) + problems_of_terms(unlinked[name])]
     if options.check and problems:
         print("\n" + "\n".join(problems), file=sys.stderr)
         return 1

@@ -650,6 +650,53 @@ class Lessons(Playground):
         self.assertIn("5000 words", self.called("--check", "02", expect=1)[1])
         self.assertIn("there is no lesson '04'", self.called("04", expect=2)[1])
 
+    GLOSSARY = (
+        '# Glossary\n\nWords.\n\n<a id="warp"></a><a id="lane"></a>**warp, lane.** 32 threads; one of them.\n\n'
+        '<a id="littles-law"></a>**[Little\'s law](primer.md#law).** Bytes under way.\n\n'
+        '<a id="graph"></a><a id="cuda-graph"></a>**CUDA graph, replay.** A series of launches.\n\n'
+        '<a id="barrier"></a>**barrier.** A wait.\n\n<a id="mean"></a>**mean.** Of a row.\n'
+    )
+
+    def test_terms_are_those_with_an_anchor(self) -> None:
+        warp = {"warp", "lane"}
+        self.assertEqual(lessons.glossary_of(self.GLOSSARY), {
+            "warp": warp, "lane": warp, "Little's law": {"littles-law"}, "CUDA graph": {"graph", "cuda-graph"},
+            "barrier": {"barrier"}, "mean": {"mean"}})
+
+    def test_terms_are_linked_at_first_use(self) -> None:
+        glossary = lessons.glossary_of(self.GLOSSARY)
+        link = "[{}](../docs/glossary.md#{})".format
+        for text, unlinked in {
+            "Each warp waits.\n": ["warp"],
+            "Lanes of a WARP, or warpage.\n": ["lane", "warp"],
+            f"Each {link('warp', 'warp')} has lanes: a warp waits.\n": ["lane"],
+            f"{link('Lanes', 'lane')} of a {link('warp', 'lane')}\n": [],
+            f"A warp; later a {link('warp', 'warp')}\n": ["warp"],
+            f"{link('warp', 'barrier')}\n": ["warp"],
+            f"{link('warp', 'the-machine')}\n": ["warp"],
+            f"The {link('whole warp', 'warp')} at its {link('barriers', 'barrier')}\n": [],
+            "A [sum over a warp](../01_naive/README.md), the mean\n": [],
+            "# A warp\n\n`warp` $lane$ <!-- barrier -->\n\n| warp |\n| --- |\n": [],
+            "```text\nlane\n```\n\n![A lane](a.svg)\n": [],
+            "From a CUDA graph, by Little's law\n": ["CUDA graph", "Little's law"],
+            "<!-- sync:figure key=a/b -->1 warp<!-- /sync -->\n": [],
+        }.items():
+            with self.subTest(text):
+                self.assertEqual(list(lessons.unlinked_terms(text, glossary)), unlinked)
+        self.assertEqual(lessons.unlinked_terms("`lane`: a lane\n", glossary), {"lane": 10})
+
+    def test_basic_terms_must_be_linked(self) -> None:
+        self.write("docs/glossary.md", self.GLOSSARY)
+        self.write("02_tree/README.md", self.lesson(200, 0, "1 minute"))
+        text = self.lesson(180, 0, "1 minute")
+        self.write("01_naive/README.md", f"{text}\nA warp, replayed from a CUDA graph.\n")
+        said, problem = self.called("--check", expect=1)
+        self.assertIn("\n01_naive/README.md: warp, CUDA graph\n", said)
+        self.assertEqual(problem, "\n01_naive/README.md: does not link to the glossary where it first uses: warp\n")
+        linked = "A [warp](../docs/glossary.md#warp), replayed from a CUDA graph."
+        self.write("01_naive/README.md", f"{text}\n{linked}\n")
+        self.assertIn("\n01_naive/README.md: CUDA graph\n", self.called("--check")[0])
+
     def test_no_lesson_is_no_success(self) -> None:
         for stage in ("01_naive", "02_tree"):
             (self.root / stage / "README.md").unlink()
@@ -2308,6 +2355,8 @@ class Committed(unittest.TestCase):
     def test_lessons_are_measured(self) -> None:
         stages = source_hash.stage_folders(SOURCE)
         self.assertEqual(len(stages), 8)
+        glossary = lessons.glossary_of((SOURCE / "docs/glossary.md").read_text(encoding="utf-8"))
+        self.assertLessEqual({*lessons.BASIC_TERMS, *lessons.EVERYDAY_TERMS}, set(glossary))
         for stage in stages:
             with self.subTest(stage):
                 size = lessons.read(SOURCE / stage / "README.md")
