@@ -5,83 +5,28 @@
 
 ./worklog run ends with this table where there is no GPU. What docs/data/counts.json has of a stage's kernels as they
 are is taken from there; what it has not, because a kernel was edited or another GPU is asked for, is counted by the
-stage's counting program, and --to-count names these stages. The predicted time is a floor: an empty launch, and then
-the longest of what the counted traffic takes at the GPU's rates (gpus.json), each as if nothing else took time. Where
-results/ has a measurement for that GPU, it stands beside.
+stage's counting program, and --to-count names these stages. How a time is predicted, prediction.py says. Where results/
+has a measurement for that GPU, it stands beside. Without a stage's name there is one operation of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from counting import COUNTS, count
 from grid import ELEMENT_BYTES
+from prediction import (
+    APART, INSTRUCTIONS, Compared, Gpu, Rung, compared, gpu_named, in_order, median_off, rungs_of, signed,
+)
 from programs import programs_in
-from results import ROOT, Repository, ReportError, launch_of, read_json
+from results import ROOT, Repository, ReportError, read_json
 from text import dagger, significant
 
-GPUS = Path("common/report/gpus.json")
-LINE_LOOKUP_BYTES = 128  # what the L1 cache of a multiprocessor looks up and hands out in a cycle
 MATRICES = ("x", "dy")  # of which an operation reads one at least
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Rates of a GPU; None where neither a datasheet nor a measurement has one."""
-
-    name: str
-    multiprocessors: int
-    clock_hz: float
-    dram_bytes_per_second: float
-    l2_bytes_per_second: float | None = None
-    launch_seconds: float | None = None
-
-
-def gpu_named(name: str, root: Path = ROOT) -> Gpu:
-    document = read_json(root / GPUS, root)
-    if name not in document:
-        raise ReportError(f"--gpu is '{name}'; {GPUS} has: {', '.join(document)}")
-    known = {field.name for field in fields(Gpu)}  # the file holds more than the prediction takes
-    return Gpu(**{key: value for key, value in document[name].items() if key in known})
-
-
-def floors(kernel: dict[str, Any], gpu: Gpu) -> dict[str, float]:
-    """What a launch takes at least, in seconds, by what bounds it."""
-    of = kernel.get
-    found = {"DRAM": (of("dram_read_bytes", 0) + of("dram_write_bytes", 0)) / gpu.dram_bytes_per_second}
-    written = of("global_store_sectors", 0) + of("global_atomic_sectors", 0)  # the L1 cache does not hold writes back
-    if gpu.l2_bytes_per_second:
-        found["L2"] = (of("dram_read_bytes", 0) + 32 * written) / gpu.l2_bytes_per_second
-    # The load and store unit of a multiprocessor looks up a cache line, hands out 128 bytes, passes over the banks once
-    # or shuffles a warp in a cycle. Blocks are spread over the multiprocessors; one block has one.
-    in_shared = ("shared_load", "shared_store", "shared_atomic", "async_copy_store", "remote_shared")
-    cycles = sum(of(f"{operation}_wavefronts", 0) for operation in in_shared)
-    cycles += of("shuffle_requests", 0)
-    for operation in ("global_load", "global_store", "global_atomic", "async_copy_load"):
-        cycles += max(of(f"{operation}_lines", 0), of(f"{operation}_bytes_asked", 0) / LINE_LOOKUP_BYTES)
-    found["L1"] = cycles / min(kernel["blocks"], gpu.multiprocessors) / gpu.clock_hz
-    return found
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A variant: its launches, one after the other."""
-
-    kernels: list[dict[str, Any]]
-
-    def total(self, key: str) -> float:
-        return sum(kernel.get(key, 0) for kernel in self.kernels)
-
-    def prediction(self, gpu: Gpu) -> tuple[float, str]:
-        """Seconds, and what bounds the longest launch."""
-        longest = [max(floors(kernel, gpu).items(), key=lambda item: item[1]) for kernel in self.kernels]
-        work = sum(seconds for _, seconds in longest)
-        launch = gpu.launch_seconds or 0.0
-        return launch + work, "launch" if launch > work else max(longest, key=lambda item: item[1])[0]
 
 
 @dataclass(frozen=True)
@@ -117,71 +62,86 @@ def stages_named(names: list[str], all_stages: list[str]) -> list[str]:
     return [stage for stage in all_stages if not names or any(stage.startswith(name.rstrip("/")) for name in names)]
 
 
-def rungs_of(kernels: list[dict[str, Any]]) -> dict[str, Rung]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def main_ones(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One screen of them: of each stage the operation with most variants, and none of an article."""
+    variants: dict[str, dict[str, set[str]]] = {}
     for kernel in kernels:
-        found.setdefault(launch_of(kernel, {}, False).name, []).append(kernel)
-    return {name: Rung(launches) for name, launches in found.items()}
+        variants.setdefault(kernel["stage"], {}).setdefault(kernel["operation"], set()).add(kernel["variant"])
+    main = {stage: max(operations, key=lambda o: len(operations[o])) for stage, operations in variants.items()}
+    return [
+        kernel for kernel in kernels
+        if kernel["operation"] == main[kernel["stage"]] and not kernel["variant"].startswith("article_")
+    ]
 
 
-def measured_seconds(repository: Repository, gpu: str, name: str) -> tuple[float, bool] | None:
-    stage = name.partition("/")[0]
-    if not repository.has_results(stage, gpu):
-        return None
-    timings = repository.stage_results(stage, gpu).timings
-    return next(((t.seconds, t.stale) for t in timings if t.name == f"{name}/cold"), None)
+def line_of(name: str, rung: Rung, gpu: Gpu, measured: Compared | None) -> list[str]:
+    stage, variant = name.split("/")[:2]
+    first = rung.kernels[0]
+    rows, elements = first["rows"], first["rows"] * first["cols"] * first["pixels"]
+    loads = rung.total("global_load_requests") + rung.total("async_copy_load_requests")
+    sectors = rung.total("global_load_sectors") + rung.total("async_copy_load_sectors")
+    in_global = ("global_load", "global_store", "global_atomic", "async_copy_load")
+    asked = sum(rung.total(f"{kind}_bytes_asked") for kind in in_global)
+    conflicts = rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts")
+    matrix = ELEMENT_BYTES[first["dtype"]] * elements
+    passes = max(rung.total(f"read_{matrix_name}_bytes") for matrix_name in MATRICES) / matrix
+    per_row = lambda key: significant(rung.total(key) / rows, 2) if rung.total(key) else "-"  # noqa: E731
+    predicted = rung.prediction(gpu)
+    in_us = lambda seconds: significant(seconds * 1e6) if seconds >= 1e-6 else f"{seconds * 1e6:.2f}"  # noqa: E731
+    return [
+        stage[:2],
+        variant,
+        f"{asked / elements:.1f}",
+        f"{sectors / loads:.1f}" if loads else "-",
+        f"{passes:.1f}",
+        per_row("barrier_requests"),
+        per_row("shuffle_requests"),
+        significant(conflicts / rows, 2) if conflicts else "-",
+        f"{predicted.bound} {in_us(predicted.traffic)}",
+        in_us(predicted.instructions),
+        in_us(predicted.waits),
+        in_us(predicted.seconds),
+        "" if measured is None else dagger(in_us(measured.measured), measured.stale),
+        "" if measured is None else signed(measured.off()),
+    ]
 
 
-def lines_of(rungs: dict[str, Rung], gpu: Gpu, repository: Repository, gpu_name: str) -> list[list[str]]:
-    lines = []
-    for name, rung in rungs.items():
-        stage, variant, operation, _, _ = name.split("/")
-        first = rung.kernels[0]
-        rows, elements = first["rows"], first["rows"] * first["cols"] * first["pixels"]
-        loads = rung.total("global_load_requests") + rung.total("async_copy_load_requests")
-        sectors = rung.total("global_load_sectors") + rung.total("async_copy_load_sectors")
-        in_global = ("global_load", "global_store", "global_atomic", "async_copy_load")
-        asked = sum(rung.total(f"{kind}_bytes_asked") for kind in in_global)
-        conflicts = rung.total("shared_load_conflicts") + rung.total("shared_store_conflicts")
-        matrix = ELEMENT_BYTES[first["dtype"]] * elements
-        passes = max(rung.total(f"read_{matrix_name}_bytes") for matrix_name in MATRICES) / matrix
-        per_row = lambda key: significant(rung.total(key) / rows, 2) if rung.total(key) else "-"  # noqa: E731
-        seconds, bound = rung.prediction(gpu)
-        measured = measured_seconds(repository, gpu_name, name)
-        lines.append([
-            stage[:2],
-            variant,
-            operation,
-            f"{asked / elements:.1f}",
-            f"{sectors / loads:.1f}" if loads else "-",
-            f"{passes:.1f}",
-            per_row("barrier_requests"),
-            per_row("shuffle_requests"),
-            significant(conflicts / rows, 2) if conflicts else "-",
-            f"{seconds * 1e6:.1f}",
-            bound,
-            "" if measured is None else dagger(f"{measured[0] * 1e6:.1f}", measured[1]),
-        ])
-    return lines
+def summary(entries: list[Compared]) -> str:
+    """How far the predictions are off: the median, and the worst."""
+    worst = max(entries, key=lambda entry: abs(entry.off()))
+    stage, variant = worst.name.split("/")[:2]
+    sentence = (
+        f"Off by {median_off(entry.off() for entry in entries) * 100:.0f} % in the median, and at worst by "
+        f"{signed(worst.off())} ({stage[:2]} {variant})"
+    )
+    right, pairs = in_order(entries)
+    if pairs > 1:
+        sentence += f"; {right} of {pairs} pairs that differ by {APART * 100:.0f} % are in their order"
+    return sentence + "."
 
 
-def told_where(here: list[str], lines: list[list[str]]) -> str:
+def told_where(here: list[str], shown: set[str]) -> str:
     numbers = [stage[:2] for stage in here]
     if not numbers:
         return f"as its kernels were counted on a CPU ({COUNTS})"
-    if {line[0] for line in lines} == set(numbers):
+    if shown == set(numbers):
         return "counted on this CPU"
     return f"counted on a CPU: stage {', '.join(numbers)} here, the others' kernels are as in {COUNTS}"
 
 
-def table(head: list[str], lines: list[list[str]], left: int) -> str:
-    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+def table(head: list[str], lines: dict[str, list[list[str]]], left: int = 2) -> str:
+    """By operation, which has a line of its own where there are several."""
+    widths = [max(len(line[i]) for line in [head, *sum(lines.values(), [])]) for i in range(len(head))]
 
     def row(line: list[str]) -> str:
         cells = enumerate(zip(line, widths))
         return "  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in cells).rstrip()
 
-    return "\n".join(row(line) for line in [head, *lines])
+    text = [row(head)]
+    for operation, of_operation in lines.items():
+        text += [operation] if len(lines) > 1 else []
+        text += [row(line) for line in of_operation]
+    return "\n".join(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -214,34 +174,45 @@ def main(arguments: list[str] | None = None) -> int:
             if program.stage not in counted.kernels:
                 here.append(program.stage)
             kernels += counted.kernels.get(program.stage) or count(program, flags, device)[0]
-        lines = lines_of(rungs_of(kernels), gpu, repository, options.gpu)
+        shown = kernels if options.stages else main_ones(kernels)
+        rungs = rungs_of(shown)
+        beside = {entry.name: entry for entry in compared(repository, options.gpu, rungs)}
+        lines: dict[str, list[list[str]]] = {}
+        for name, rung in rungs.items():
+            operation = name.split("/")[2]
+            lines.setdefault(operation, []).append(line_of(name, rung, gpu, beside.get(name)))
     except ReportError as error:
         print(f"ladder.py: {error}", file=sys.stderr)
         return 2
-    several = len({line[2] for line in lines}) > 1
-    keep = [i for i in range(12) if (several or i != 2) and (i != 11 or any(line[11] for line in lines))]
     head = [
-        "", "variant", "operation", "bytes/element", "sectors/load", "passes", "barriers/row", "shuffles/row",
-        "conflicts/row", "predicted", "bound by", "measured",
+        "", "variant", "bytes", "sectors", "passes", "barriers", "shuffles", "conflicts", "traffic", "issue", "waits",
+        "predicted", "measured", "off",
     ]
-    print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, {told_where(here, lines)}:\n")
-    print(table([head[i] for i in keep], [[line[i] for i in keep] for line in lines], 3 if several else 2))
-    empty_launch = "an empty launch, and " if gpu.launch_seconds else ""
+    keep = [i for i in range(len(head)) if i < len(head) - 2 or beside]
+    where = told_where(here, {line[0] for of_operation in lines.values() for line in of_operation})
+    print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, {where}:\n")
+    print(table([head[i] for i in keep], {o: [[line[i] for i in keep] for line in of] for o, of in lines.items()}))
+    if beside:
+        print(f"\n{summary(list(beside.values()))}")
+    launch = f"{gpu.launch_seconds * 1e6:.1f} for an empty launch, and " if gpu.launch_seconds else ""
+    borrowed = "" if beside else "\n                (fitted to times of an H200; there are none of this GPU)"
     print(
         "\n"
-        "bytes/element   what all threads ask of global memory, for each element; what must be moved is what the "
-        "operation reads and writes\n"
-        "sectors/load    32-byte sectors that a warp's load touches: 4 are enough for 32 floats, 16 for 32 vectors of "
-        "4\n"
-        "passes          how often the input matrix is read\n"
-        f"predicted       microseconds on an {gpu.name}, not measured: {empty_launch}the longest of what DRAM, the L2 "
-        "cache\n"
-        "                and the L1 caches take for the counted traffic; a kernel is slower where latency or "
-        "arithmetic bounds it"
+        "bytes, sectors  what all threads ask of global memory for each element of the input; 32-byte sectors that a "
+        "warp's\n"
+        "                load touches: 4 are enough for 32 floats, 16 for 32 vectors of 4\n"
+        "passes          how often the input matrix is read; barriers, shuffles, bank conflicts are those of a row\n"
+        f"predicted       microseconds on an {gpu.name}: {launch}the sum of\n"
+        "  traffic       the longest of what DRAM, the L2 cache and the L1 caches take for it\n"
+        f"  issue         {INSTRUCTIONS} instructions for each access, shuffle and barrier of a warp\n"
+        f"  waits         {gpu.step_seconds * 1e9:.0f} ns for each load, atomic, shuffle and barrier, one after the "
+        f"other in a warp{borrowed}"
     )
-    if any(line[11] for line in lines):
-        note = "; † on an earlier version of the kernel" if any("†" in line[11] for line in lines) else ""
+    if beside:
+        note = "; † on an earlier version of the kernel" if any(entry.stale for entry in beside.values()) else ""
         print(f"measured        microseconds, results/{options.gpu}.json, cold cache{note}")
+    if not options.stages:
+        print("./worklog run 06 shows all operations of a stage, and the kernels of the articles.")
     return 0
 
 

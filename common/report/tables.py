@@ -15,6 +15,7 @@ from counting_tables import counting_table
 from grid import MODELS
 from markdown import title_of
 from place import Place, source_note
+from prediction import predictions_table
 from results import MODES, PACKAGE_SUITE, PEERS, Check, Launch, ReportError, ResultFile, Timing, baseline_of
 from text import MISSING, Table, caption, dagger, markdown_table, percent, short_kernel, significant
 
@@ -701,6 +702,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "counters": (counters, ENTRY_OPTIONS | {"mib", "show"}),
     "traffic": (traffic, ENTRY_OPTIONS | {"mib"}),
     "counting": (counting_table, {"stage", "gpu", "sum"}),
+    "predictions": (predictions_table, {"gpu"}),
     "verified": (verified, {"gpu"}),
     "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
     "family": (family, {"gpu"}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ sys.path.insert(0, str(ROOT / "common/report"))
 import counting  # noqa: E402
 import counting_tables  # noqa: E402
 import ladder  # noqa: E402
+import prediction  # noqa: E402
 from place import Place  # noqa: E402
 from results import Launch, ReportError, Repository  # noqa: E402
 
@@ -94,33 +96,165 @@ class Programs(unittest.TestCase):
 
 
 class Ladder(unittest.TestCase):
-    GPU = ladder.Gpu(
-        "a GPU", multiprocessors=10, clock_hz=1e9, dram_bytes_per_second=1e12, l2_bytes_per_second=2e12,
-        launch_seconds=1e-6,
+    GPU = prediction.Gpu(
+        "a GPU", multiprocessors=10, threads_per_multiprocessor=2048, blocks_per_multiprocessor=32, clock_hz=1e9,
+        dram_bytes_per_second=1e12, step_seconds=100e-9, l2_bytes_per_second=2e12, launch_seconds=1e-6,
+        next_launch_seconds=0.5e-6,
     )
 
-    def test_the_longest_floor_bounds(self) -> None:
+    def test_the_longest_floor_bounds_the_traffic(self) -> None:
         kernel = {
-            "blocks": 100, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "global_store_sectors": 1e6,
-            "global_load_lines": 1000, "global_load_bytes_asked": 128 * 4000, "shared_load_wavefronts": 5000,
-            "shuffle_requests": 1000,
+            "blocks": 100, "threads": 32, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6,
+            "global_store_sectors": 1e6, "global_load_lines": 1000, "global_load_bytes_asked": 128 * 4000,
+            "shared_load_wavefronts": 5000, "shuffle_requests": 1000,
         }
-        floors = ladder.floors(kernel, self.GPU)
+        floors = prediction.floors(kernel, self.GPU)
         self.assertAlmostEqual(floors["DRAM"], 4e-6)
         self.assertAlmostEqual(floors["L2"], (3e6 + 32e6) / 2e12)
         self.assertAlmostEqual(floors["L1"], (4000 + 5000 + 1000) / 10 / 1e9)
-        self.assertEqual(ladder.Rung([kernel]).prediction(self.GPU)[1], "L2")
-        self.assertAlmostEqual(ladder.Rung([kernel, kernel]).prediction(self.GPU)[0], 1e-6 + 2 * 17.5e-6)
+        predicted = prediction.Rung([kernel, kernel]).prediction(self.GPU)
+        self.assertEqual(predicted.bound, "L2")
+        self.assertAlmostEqual(predicted.traffic, 2 * 17.5e-6)
+        self.assertAlmostEqual(predicted.launching, 1.5e-6)
 
     def test_one_block_has_one_multiprocessor(self) -> None:
-        kernel = {"blocks": 1, "global_load_lines": 32_000, "global_load_bytes_asked": 0}
-        self.assertAlmostEqual(ladder.floors(kernel, self.GPU)["L1"], 32e-6)
+        kernel = {"blocks": 1, "threads": 32, "global_load_lines": 32_000, "global_load_bytes_asked": 0}
+        self.assertAlmostEqual(prediction.floors(kernel, self.GPU)["L1"], 32e-6)
+        loads = kernel | {"global_load_requests": 4000}
+        issue = prediction.Rung([loads]).prediction(self.GPU).instructions
+        self.assertAlmostEqual(issue, prediction.INSTRUCTIONS * 4000 / 4 / 1e9)
+
+    def test_instructions_and_steps_by_hand(self) -> None:
+        # 20 blocks of 2 warps. A warp makes 3 loads, 1 store, 5 shuffles and 2 barriers.
+        kernel = {
+            "blocks": 20, "threads": 64, "global_load_requests": 120, "global_store_requests": 40,
+            "shuffle_requests": 200, "barrier_requests": 40,
+        }
+        self.assertEqual(prediction.requests(kernel), 120 + 40 + 200 + 2 * 40)
+        self.assertAlmostEqual(prediction.steps(kernel, self.GPU), 3 + 5 + 2)
+        predicted = prediction.Rung([kernel]).prediction(self.GPU)
+        self.assertAlmostEqual(predicted.instructions, prediction.INSTRUCTIONS * 440 / 10 / 4 / 1e9)
+        self.assertAlmostEqual(predicted.waits, 1e-6)
+        self.assertAlmostEqual(predicted.seconds, 1e-6 + predicted.instructions + 1e-6)
+
+    def test_more_blocks_than_there_is_room_for_come_in_rounds(self) -> None:
+        for threads, at_once in ((1024, 2), (32, 32), (65, 31)):
+            one_load = {"blocks": 10 * at_once, "threads": threads}
+            one_load["global_load_requests"] = one_load["blocks"] * prediction.warps_of_block(one_load)
+            self.assertAlmostEqual(prediction.steps(one_load, self.GPU), 1)
+            three = {key: value if key == "threads" else 3 * value for key, value in one_load.items()}
+            self.assertAlmostEqual(prediction.steps(three, self.GPU), 3)
 
     def test_every_gpu_of_the_table_is_whole(self) -> None:
-        for name in json.loads((ROOT / ladder.GPUS).read_text()):
-            self.assertGreater(ladder.gpu_named(name).dram_bytes_per_second, 0)
+        for name in json.loads((ROOT / prediction.GPUS).read_text()):
+            gpu = prediction.gpu_named(name)
+            self.assertGreater(gpu.dram_bytes_per_second, 0)
+            self.assertGreater(gpu.step_seconds, 0)
         with self.assertRaisesRegex(ReportError, "--gpu is 'k80'; .* has: h200"):
-            ladder.gpu_named("k80")
+            prediction.gpu_named("k80")
+
+    def test_one_screen(self) -> None:
+        def kernel(stage: str, variant: str, operation: str) -> dict[str, Any]:
+            return {"stage": stage, "variant": variant, "operation": operation}
+
+        forward = kernel("a", "v", "forward")
+        several = [kernel("b", "v", "forward"), kernel("b", "v", "backward"), kernel("b", "w", "backward")]
+        article = kernel("a", "article_first", "forward")
+        self.assertEqual(ladder.main_ones([forward, article, *several]), [forward, *several[1:]])
+
+    def test_what_the_reader_gets(self) -> None:
+        """Without a GPU: predicted beside measured for each kernel, and a line that sums it up."""
+        with tempfile.TemporaryDirectory() as folder:
+            for stage in Repository(ROOT).stages():
+                # No program is run: all kernels are counted in docs/data/counts.json.
+                (Path(folder) / stage).write_text("#!/bin/sh\nexit 3\n")
+                (Path(folder) / stage).chmod(0o755)
+            command = [sys.executable, str(ROOT / "common/report/ladder.py"), "--programs", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stdout.splitlines()
+        self.assertLess(len(lines), 60, done.stdout)
+        self.assertLess(max(map(len, lines)), 140)
+        head = next(line for line in lines if "predicted" in line)
+        self.assertRegex(head, r"predicted +measured +off$")
+        kernels = [line for line in lines if line[:2].isdigit()]
+        self.assertGreater(len(kernels), 25)
+        for line in kernels:
+            predicted, measured, off = line.replace(" %", "").split()[-3:]
+            expected = 100 * (float(predicted) / float(measured.rstrip("†")) - 1)
+            self.assertAlmostEqual(float(off.replace("−", "-")), expected, delta=1.5, msg=line)
+        worst = r"at worst by [+−]\d+ % \(\d\d \w+\)"
+        self.assertRegex(done.stdout, rf"Off by \d+ % in the median, and {worst}; \d+ of \d+ pairs")
+
+
+class Predictions(unittest.TestCase):
+    """Held against the committed measurements; docs/counting.md states the bounds."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.repository = Repository(ROOT)
+        cls.entries = prediction.committed(cls.repository, "h200", *prediction.FITTED_ON)
+
+    def test_the_step_is_what_is_fitted(self) -> None:
+        committed = prediction.gpu_named("h200").step_seconds
+        self.assertAlmostEqual(prediction.fitted_step(self.entries) * 1e9, committed * 1e9, delta=2)
+
+    def test_a_fit_finds_the_step_that_made_the_times(self) -> None:
+        made = [
+            dataclasses.replace(entry, measured=entry.predicted.with_step(75e-9)) for entry in self.entries
+        ]
+        self.assertAlmostEqual(prediction.fitted_step(made), 75e-9)
+        self.assertTrue(all(step == prediction.fitted_step(made) for step, _ in prediction.left_out(made).values()))
+
+    def test_instructions_are_the_median_of_those_counted(self) -> None:
+        counters = {}
+        for launch in self.repository.counters("h200").launches:
+            counters.setdefault((launch.name, launch.kernel), []).append(launch.values["instructions"])
+        ratios = []
+        for kernel in json.loads((ROOT / counting.COUNTS).read_text())["kernels"]:
+            beside = counters.get((counting.name_of(kernel), kernel["kernel"]), [])
+            if len(beside) == 1:
+                ratios.append(beside[0] / prediction.requests(kernel))
+        self.assertGreater(len(ratios), 250)
+        self.assertAlmostEqual(statistics.median(ratios), prediction.INSTRUCTIONS, delta=0.5)
+
+    def test_how_far_off_it_is_on_stages_that_it_was_not_fitted_on(self) -> None:
+        unseen = [off for _, offs in prediction.left_out(self.entries).values() for off in offs]
+        self.assertGreater(len(unseen), 40)
+        self.assertLess(prediction.median_off(unseen), 0.2)
+        self.assertLess(max(unseen), 1.0)  # twice the measured time
+        self.assertGreater(min(unseen), -0.67)  # a third of it
+
+    def test_how_far_off_it_is_in_types_that_it_was_not_fitted_on(self) -> None:
+        narrow = prediction.committed(self.repository, "h200", prediction.FITTED_ON[0], "fp16", "bf16")
+        self.assertGreater(len(narrow), 60)
+        self.assertLess(prediction.median_off(entry.off() for entry in narrow), 0.2)
+
+    def test_the_order_of_the_ladder(self) -> None:
+        right, pairs = prediction.in_order(self.entries)
+        self.assertGreater(pairs, 150)
+        self.assertGreaterEqual(right / pairs, 0.88)
+        by_name = {entry.name: entry for entry in self.entries}
+        for slower, faster, operation in (
+            ("01_naive/one_big_block", "01_naive/thread_per_row", "layernorm_forward"),
+            ("01_naive/thread_per_row", "01_naive/small_blocks", "layernorm_forward"),
+            ("01_naive/small_blocks", "02_shared_reduction/two_pass", "layernorm_forward"),
+            ("02_shared_reduction/two_pass", "03_warp_shuffle/block_per_row", "layernorm_forward"),
+            ("03_warp_shuffle/warp_per_row", "03_warp_shuffle/block_per_row", "layernorm_forward"),
+            ("03_warp_shuffle/block_per_row", "04_vectorized/reload", "layernorm_forward"),
+            ("04_vectorized/reload", "04_vectorized/persistent", "layernorm_forward"),
+            ("05_welford/textbook", "05_welford/chan", "layernorm_forward"),
+            ("05_welford/held", "05_welford/layer_norm", "layernorm_forward"),
+            ("06_fused_residual/unfused", "06_fused_residual/fused", "add_layernorm_forward"),
+            ("06_fused_residual/held", "06_fused_residual/fused", "add_layernorm_forward"),
+            ("07_backward/staying", "07_backward/persistent", "layernorm_backward"),
+            ("08_batchnorm/channel_per_thread", "08_batchnorm/one_launch", "batchnorm_train"),
+            ("08_batchnorm/tile_2d", "08_batchnorm/batch_norm", "batchnorm_train"),
+        ):
+            shape, dtype = prediction.FITTED_ON
+            more, less = (by_name[f"{variant}/{operation}/{dtype}/{shape}"] for variant in (slower, faster))
+            self.assertGreater(more.measured, less.measured, (slower, faster))
+            self.assertGreater(more.predicted.seconds, less.predicted.seconds, (slower, faster))
 
 
 class Comparison(unittest.TestCase):

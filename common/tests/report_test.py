@@ -1063,7 +1063,7 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, verified, compare, family, models, tutorial, ladder-all",
+            "counting, predictions, verified, compare, family, models, tutorial, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
