@@ -43,6 +43,7 @@ sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
 from judging import ACCEPTED, BLOCK_SECONDS, count_named, judge_speed, problems_of_checks, same_code, signal_name
+from not_on_cpu import explained
 from regions import RegionError
 from toolchain import Toolchain, build, linked, replaced
 from vetting import MOST_BYTES, Vetting
@@ -269,7 +270,8 @@ class Grader:
         if done.timed_out:
             return Build(None, f"the compiler had not ended after {done.seconds:.0f} s")
         if done.code != 0:
-            return Build(None, said or f"the compiler was ended by {signal_name(done.signal)}" if done.signal else said)
+            ended_by = f"the compiler was ended by {signal_name(done.signal)}" if done.signal else ""
+            return Build(None, explained(said or ended_by, source.decode(errors="replace"), SOURCE))
         # From here on only files of the grader's are used.
         own = folder / "main.o"
         try:
@@ -285,7 +287,7 @@ class Grader:
             text=True, errors="replace", timeout=120, check=False,
         )
         if linking.returncode != 0:
-            return Build(None, plain(linking.stdout[-3000:]))
+            return Build(None, explained(plain(linking.stdout[-3000:]), source.decode(errors="replace"), SOURCE))
         program.chmod(0o755)
         return Build(program, said)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exercises import SOURCE, Exercise, ExerciseError
+from not_on_cpu import explained
 
 COMPILE_SECONDS = 120  # a source can keep a compiler busy for ever
 
@@ -98,9 +99,19 @@ def build(
         command += ["-fmax-errors=3", f"-fdiagnostics-color={'always' if color else 'never'}"]
     code, said = run_tool([*prefix, *command], exercise.root)
     if code != 0:
-        return Built(None, said or f"the compiler ended with {code}", "")
+        return Built(None, in_words(said or f"the compiler ended with {code}", sources, shown, recipe), "")
     code, problems = run_tool([*prefix, *linked(recipe.link, str(unit), str(program))], recipe.folder)
-    return Built(None, problems, said) if code != 0 else Built(program, "", said)
+    if code != 0:
+        return Built(None, in_words(problems, sources, shown, recipe), said)
+    return Built(program, "", said)
+
+
+def in_words(errors: str, sources: Path, shown: Path, recipe: Recipe) -> str:
+    """What the compiler or the linker says; in front of it, on the CPU layer, what they have no words for."""
+    if "nvcc" in Path(recipe.compile[0]).name:
+        return errors
+    text = (sources / SOURCE).read_text(encoding="utf-8", errors="replace")
+    return explained(errors, text, str(shown / SOURCE))
 
 
 def run_tool(command: Sequence[str], folder: Path) -> tuple[int, str]:

@@ -29,6 +29,7 @@ import exercises  # noqa: E402
 import judging  # noqa: E402
 import regions  # noqa: E402
 from exercises import SOURCE, Exercise, ExerciseError  # noqa: E402
+from not_on_cpu import explain  # noqa: E402
 from toolchain import Toolchain  # noqa: E402
 
 BUILD = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build/cpu"
@@ -180,6 +181,41 @@ class Regions(unittest.TestCase):
             regions.difference("int f(int a) {\n// [task: t]\n}\n// [/task]", [self.STAGE], "skeleton", "stage")
 
 
+class NotOnTheCpu(unittest.TestCase):
+    """Words of CUDA that the CPU layer does not have, where all compilers read them."""
+
+    def about(self, text: str) -> list[str]:
+        return [sentence.partition(" is ")[0].partition(" are ")[0] for sentence in explain(text, "k.cuh")]
+
+    def test_each_is_named_with_its_first_line(self) -> None:
+        for text, about in (
+            ("void f() {\n  k<float><<<1, 2>>>();\n  k<<<1, 2>>>();\n}", "k.cuh:2: <<<...>>>"),
+            ("extern __shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
+            ("extern __align__(16)\n__shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
+            ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));', "k.cuh:1: inline PTX (asm)"),
+            ("\n#include <cub/cub.cuh>", "k.cuh:2: CUB"),
+            ("# include <cuda/std/array>", "k.cuh:1: libcu++"),
+            ("#include <mma.h>", "k.cuh:1: WMMA"),
+            ("float x = tex2D<float>(t, 1, 2);", "k.cuh:1: textures and surfaces"),
+        ):
+            with self.subTest(text):
+                self.assertEqual(self.about(text), [about])
+
+    def test_what_only_nvcc_reads_or_nobody_is_left_alone(self) -> None:
+        for text in (
+            "// k<<<1, 2>>>();", 'auto text = "k<<<1, 2>>>()";', "a << b; v<v<int>> w;",
+            'asm volatile("" ::: "memory");',
+            "extern int a;\n__shared__ float tile[4];", "float texture = 1; int asm_lines;",
+            '#ifdef __CUDA_ARCH__\n#if 1\nasm("trap;");\n#endif\n#endif', "#include <cuda_runtime.h>",
+        ):
+            with self.subTest(text):
+                self.assertEqual(self.about(text), [])
+
+    def test_the_stages_have_none(self) -> None:
+        for file in [*ROOT.glob("[0-9][0-9]_*/**/*.cu"), *ROOT.glob("[0-9][0-9]_*/**/*.cuh")]:
+            self.assertEqual(explain(file.read_text(), file.name), [])
+
+
 def is_a_whole_declaration(code: str) -> bool:
     return code.startswith(("inline constexpr", "using ", "namespace"))
 
@@ -195,6 +231,10 @@ class Teacher(unittest.TestCase):
         "endless": ("stride /= 2", "stride /= 1"),
         "exit": ("if (p.rows == 0) return;", "std::_Exit(0);"),
         "abort": ("if (p.rows == 0) return;", "std::abort();"),
+        "chevrons": ("launch(kernel, {.grid = blocks, .block = threads, .stream = stream}, p)",
+                     "kernel<<<blocks, threads, 0, stream>>>(p)"),
+        "extern": ("__shared__ float scratch[threads_per_block]", "extern __shared__ float scratch[]"),
+        "assembly": ("    float sum = 0.0f;", '    float sum;\n    asm("mov.f32 %0, 0f00000000;" : "=f"(sum));'),
         "lazy": (
             "threadIdx.x < stride) scratch[threadIdx.x] +=",
             "threadIdx.x + stride < 256) scratch[threadIdx.x] +=",
@@ -238,6 +278,22 @@ class Teacher(unittest.TestCase):
     def test_a_typing_error_has_its_line(self) -> None:
         self.assertEqual(self.kinds("typing"), {"compile"})
         self.assertRegex(self.found["typing"].problems[0].text, rf"{SOURCE}:\d+:\d+: error: .*strid")
+
+    def test_what_the_cpu_layer_does_not_have_is_said_in_front_of_the_compilers_words(self) -> None:
+        for name, sentence in (
+            ("chevrons", r"<<<\.\.\.>>> is read by nvcc alone; write launch\(kernel, "),
+            ("extern", r"an extern __shared__ array is not on the CPU layer; write T\* name = dynamic_shared<T>\(\)"),
+            ("assembly", r"inline PTX \(asm\) is not on the CPU layer"),
+        ):
+            with self.subTest(name):
+                self.assertEqual(self.kinds(name), {"compile"})
+                old, new = self.CHANGES[name]
+                text = self.EXERCISE.solution().replace("#pragma once", "#pragma once\n").replace(old, new, 1)
+                word = {"chevrons": "<<<", "extern": "extern", "assembly": "asm("}[name]
+                line = text[: text.index(word)].count("\n") + 1
+                said_first, _, rest = self.found[name].problems[0].text.partition("\n")
+                self.assertRegex(said_first, rf"{SOURCE}:{line}: {sentence}")
+                self.assertNotEqual(rest, "")  # what the compiler or the linker said
 
     def test_loops_that_do_not_end(self) -> None:
         self.assertEqual(self.kinds("host"), {"hang"})

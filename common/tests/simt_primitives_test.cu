@@ -294,6 +294,51 @@ TEST_P(SimtPrimitives, AtomicsAcrossBlocks) {
   EXPECT_EQ(doubles.values()[0], n * 0.25);
 }
 
+// Of a block or of the system: the same values come out.
+__global__ void use_scoped_atomics(int* ints, unsigned* unsigneds, float* sum) {
+  const int i = static_cast<int>(threadIdx.x);
+  atomicAdd_block(&ints[0], 1);
+  atomicSub_block(&ints[1], 2);
+  atomicMin_block(&ints[2], -i);
+  atomicMax_system(&ints[3], i);
+  if (i == 7) atomicExch_block(&ints[4], i);
+  atomicCAS_block(&ints[5], i, i + 1);  // in order or not, the first swaps 0 for 1
+  atomicOr_block(&unsigneds[0], 1u << i % 32);
+  atomicAnd_block(&unsigneds[1], ~(1u << i % 31));
+  atomicXor_system(&unsigneds[2], static_cast<unsigned>(i));
+  atomicInc_block(&unsigneds[3], 9);
+  atomicDec_block(&unsigneds[4], 9);
+  atomicAdd_system(sum, 0.5f);
+}
+
+TEST_P(SimtPrimitives, AtomicsOfABlockAndOfTheSystem) {
+  DeviceArray<int> ints(6);
+  DeviceArray<unsigned> unsigneds(std::vector<unsigned>{0, ~0u, 0, 0, 0});
+  DeviceArray<float> sum(1);
+  launch(use_scoped_atomics, {.grid = 1, .block = 128}, ints, unsigneds, sum);
+  const std::vector<int> got = ints.values();
+  EXPECT_EQ(std::vector<int>(got.begin(), got.begin() + 5), (std::vector<int>{128, -256, -127, 127, 7}));
+  EXPECT_GE(got[5], 1);
+  EXPECT_EQ(unsigneds.values(), (std::vector<unsigned>{~0u, 1u << 31, 0, 128 % 10, 10 - 128 % 10}));
+  EXPECT_EQ(sum.values()[0], 64.0f);
+}
+
+__global__ void read_clocks(long long* out) {
+  const clock_t first = clock();
+  const long long before = clock64();
+  __syncthreads();
+  out[threadIdx.x] = clock64() - before;
+  out[threadIdx.x + 64] = clock() - first;
+}
+
+TEST_P(SimtPrimitives, ClocksDoNotGoBack) {
+  DeviceArray<long long> passed(128, -1);
+  launch(read_clocks, {.grid = 1, .block = 64}, passed);
+  const std::vector<long long> values = passed.values();
+  for (const long long value : values) EXPECT_GE(value, 0);
+  EXPECT_GT(*std::max_element(values.begin(), values.begin() + 64), 0);
+}
+
 __global__ void count_under_lock(int* lock, int* count) {
   bool done = false;
   while (!done) {

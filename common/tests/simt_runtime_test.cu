@@ -63,6 +63,27 @@ TEST_F(SimtRuntime, AllocationsAreAlignedAndFilledWithNan) {
   EXPECT_EQ(cudaFree(&on_stack), cudaErrorInvalidValue);
 }
 
+TEST_F(SimtRuntime, RowsOfAPitch) {
+  for (const size_t width : {size_t{1}, size_t{512}, size_t{1000}}) {
+    char* rows = nullptr;
+    size_t pitch = 0;
+    ASSERT_EQ(cudaMallocPitch(&rows, &pitch, width, 3), cudaSuccess);
+    EXPECT_EQ(pitch, width > 512 ? 1024u : 512u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(rows) % 512, 0u);
+    EXPECT_EQ(cudaMemset(rows, 0, 3 * pitch), cudaSuccess);
+    EXPECT_EQ(cudaMemset(rows, 0, 3 * pitch + 1), cudaErrorInvalidValue);
+    const std::vector<char> host(3 * width, 'x');
+    EXPECT_EQ(cudaMemcpy2D(rows, pitch, host.data(), width, width, 3, cudaMemcpyHostToDevice), cudaSuccess);
+    EXPECT_EQ(rows[2 * pitch + width - 1], 'x');
+    EXPECT_EQ(cudaFree(rows), cudaSuccess);
+  }
+  void* nothing = nullptr;
+  size_t pitch = 0;
+  EXPECT_EQ(cudaMallocPitch(&nothing, &pitch, ~size_t{0}, 1), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaMallocPitch(&nothing, &pitch, size_t{1} << 40, size_t{1} << 40), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaMallocPitch(&nothing, nullptr, 4, 4), cudaErrorInvalidValue);
+}
+
 TEST_F(SimtRuntime, CopiesAreChecked) {
   DeviceArray<int> a(std::vector<int>{1, 2, 3, 4}), b(4);
   std::vector<int> host(8, 9);

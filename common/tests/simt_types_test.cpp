@@ -500,6 +500,26 @@ TEST(SimtMath, Bits) {
   EXPECT_EQ(__funnelshift_rc(1u, 2u, 33), 2u);
 }
 
+TEST(SimtMath, ProductsOfIntegers) {
+  EXPECT_EQ(__mul24(1000, -3), -3000);
+  EXPECT_EQ(__mul24(0x12000003, 5), 15);                  // the upper 8 bits are not looked at
+  EXPECT_EQ(__mul24(0x00ffffff, 7), -7);                  // 24 bits of ones are -1
+  EXPECT_EQ(__mul24(0x007fffff, 0x007fffff), -16777215);  // 2^46 - 2^24 + 1: the lower 32 bits
+  EXPECT_EQ(__umul24(0xff000003u, 5u), 15u);
+  EXPECT_EQ(__umul24(0x00ffffffu, 0x00ffffffu), 0xfe000001u);
+  EXPECT_EQ(__mulhi(1 << 30, 8), 2);
+  EXPECT_EQ(__mulhi(-1, 1), -1);
+  EXPECT_EQ(__mulhi(std::numeric_limits<int>::min(), std::numeric_limits<int>::min()), 1 << 30);
+  EXPECT_EQ(__umulhi(~0u, ~0u), 0xfffffffeu);
+  EXPECT_EQ(__umulhi(0x80000000u, 6u), 3u);
+  EXPECT_EQ(__umul64hi(~0ull, ~0ull), 0xfffffffffffffffeull);
+  EXPECT_EQ(__umul64hi(0x123456789abcdef0ull, 0x0fedcba987654321ull), 0x0121fa00ad77d742ull);
+  EXPECT_EQ(__mul64hi(-1, 1), -1);
+  EXPECT_EQ(__mul64hi(-1, -1), 0);
+  EXPECT_EQ(__mul64hi(std::numeric_limits<long long>::min(), 6), -3);
+  EXPECT_EQ(__mul64hi(0x123456789abcdef0ll, -0x0fedcba987654321ll), ~0x0121fa00ad77d742ll);
+}
+
 TEST(SimtMath, FloatsToIntegers) {
   EXPECT_EQ(__float2int_rn(2.5f), 2);
   EXPECT_EQ(__float2int_rn(3.5f), 4);

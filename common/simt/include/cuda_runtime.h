@@ -2,6 +2,10 @@
 // build. It declares what the stages use of CUDA, under CUDA's names.
 #pragma once
 
+#include <time.h>  // clock(), which kernels may call too
+
+#include <chrono>
+
 #include "vector_functions.h"
 #include "vector_types.h"
 
@@ -17,3 +21,8 @@ extern constinit thread_local uint3 blockIdx;
 extern constinit thread_local dim3 blockDim;
 extern constinit thread_local dim3 gridDim;
 inline constexpr int warpSize = 32;
+
+// A clock that never goes back. It counts nanoseconds of the host, which say nothing about a GPU's cycles.
+inline long long clock64() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}

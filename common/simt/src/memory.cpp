@@ -31,6 +31,7 @@ namespace {
 
 constexpr size_t page = 4096;
 constexpr size_t alignment = 256;  // what cudaMalloc promises
+constexpr size_t pitch_alignment = 512;
 constexpr unsigned char fresh = 0xff, surroundings = 0xfd;
 constexpr size_t most_freed_kept = 256;
 
@@ -213,6 +214,17 @@ cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) {
   return allocate(pointer, bytes, false);
 }
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
+  return allocate(pointer, bytes, false);
+}
+cudaError_t cudaMallocPitch(void** pointer, size_t* pitch, size_t width, size_t height) {
+  if (pointer == nullptr || pitch == nullptr) return remember_error(cudaErrorInvalidValue);
+  const size_t rounded = (width + pitch_alignment - 1) / pitch_alignment * pitch_alignment;
+  size_t bytes = 0;
+  if (rounded < width || __builtin_mul_overflow(rounded, height, &bytes)) {
+    *pointer = nullptr;
+    return remember_error(cudaErrorMemoryAllocation);
+  }
+  *pitch = rounded;
   return allocate(pointer, bytes, false);
 }
 cudaError_t cudaFree(void* pointer) {

@@ -111,6 +111,46 @@ inline unsigned atomicDec(unsigned* address, unsigned limit, SIMT_SITE_PARAMETER
   return simt::detail::atomic_update(address, change, {file, line});
 }
 
+// Of the block alone, or of the whole system: here each is as atomic as the others.
+#define SIMT_SCOPED_ATOMIC(name, Concept)                                            \
+  template <simt::detail::Concept T>                                                 \
+  T name##_block(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {  \
+    return name(address, value, file, line);                                         \
+  }                                                                                  \
+  template <simt::detail::Concept T>                                                 \
+  T name##_system(T* address, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) { \
+    return name(address, value, file, line);                                         \
+  }
+SIMT_SCOPED_ATOMIC(atomicAdd, AtomicNumber)
+SIMT_SCOPED_ATOMIC(atomicSub, AtomicInteger)
+SIMT_SCOPED_ATOMIC(atomicExch, AtomicWord)
+SIMT_SCOPED_ATOMIC(atomicMin, AtomicInteger)
+SIMT_SCOPED_ATOMIC(atomicMax, AtomicInteger)
+SIMT_SCOPED_ATOMIC(atomicAnd, AtomicInteger)
+SIMT_SCOPED_ATOMIC(atomicOr, AtomicInteger)
+SIMT_SCOPED_ATOMIC(atomicXor, AtomicInteger)
+#undef SIMT_SCOPED_ATOMIC
+template <simt::detail::AtomicWord T>
+T atomicCAS_block(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  return atomicCAS(address, expected, value, file, line);
+}
+inline unsigned atomicInc_block(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  return atomicInc(address, limit, file, line);
+}
+inline unsigned atomicDec_block(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  return atomicDec(address, limit, file, line);
+}
+template <simt::detail::AtomicWord T>
+T atomicCAS_system(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value, SIMT_SITE_PARAMETERS) {
+  return atomicCAS(address, expected, value, file, line);
+}
+inline unsigned atomicInc_system(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  return atomicInc(address, limit, file, line);
+}
+inline unsigned atomicDec_system(unsigned* address, unsigned limit, SIMT_SITE_PARAMETERS) {
+  return atomicDec(address, limit, file, line);
+}
+
 inline void __threadfence_block() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -83,6 +83,32 @@ constexpr unsigned int __funnelshift_rc(unsigned int low, unsigned int high, uns
   return shift < 32 ? __funnelshift_r(low, high, shift) : high;
 }
 
+// The product of the lower 24 bits of both: its lower 32 bits.
+constexpr int __mul24(int a, int b) noexcept {
+  const auto low = [](int x) { return static_cast<int>(static_cast<unsigned int>(x) << 8) >> 8; };
+  return static_cast<int>(static_cast<unsigned int>(low(a)) * static_cast<unsigned int>(low(b)));
+}
+constexpr unsigned int __umul24(unsigned int a, unsigned int b) noexcept {
+  return (a & 0xffffffu) * (b & 0xffffffu);
+}
+// The upper half of a product that is twice as wide.
+constexpr int __mulhi(int a, int b) noexcept {
+  return static_cast<int>(static_cast<long long>(a) * b >> 32);
+}
+constexpr unsigned int __umulhi(unsigned int a, unsigned int b) noexcept {
+  return static_cast<unsigned int>(static_cast<unsigned long long>(a) * b >> 32);
+}
+constexpr unsigned long long __umul64hi(unsigned long long a, unsigned long long b) noexcept {
+  const unsigned long long a_low = a & 0xffffffffu, a_high = a >> 32, b_low = b & 0xffffffffu, b_high = b >> 32;
+  const unsigned long long middle = a_high * b_low + (a_low * b_low >> 32);
+  return a_high * b_high + (middle >> 32) + ((a_low * b_high + (middle & 0xffffffffu)) >> 32);
+}
+constexpr long long __mul64hi(long long a, long long b) noexcept {
+  // A negative factor is 2^64 less than the same bits without a sign.
+  const auto bits_a = static_cast<unsigned long long>(a), bits_b = static_cast<unsigned long long>(b);
+  return static_cast<long long>(__umul64hi(bits_a, bits_b) - (a < 0 ? bits_b : 0) - (b < 0 ? bits_a : 0));
+}
+
 // --- Arithmetic with a stated rounding -------------------------------------------------------------------------------
 // On a GPU these keep the compiler from fusing a product and a sum. A host build must not fuse either (g++ does not
 // with -std=c++20, nor clang across functions).

@@ -169,6 +169,8 @@ cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned flags = cud
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t stream);
 cudaError_t cudaFree(void* pointer);
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream);
+// Rows of `width` bytes, each of which begins at a multiple of 512 bytes, `pitch` bytes behind the one before.
+cudaError_t cudaMallocPitch(void** pointer, size_t* pitch, size_t width, size_t height);
 cudaError_t cudaMallocHost(void** pointer, size_t bytes);
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* pointer);
@@ -185,6 +187,10 @@ cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned flags = cudaMe
 template <class T>
 cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t stream) {
   return cudaMallocAsync(reinterpret_cast<void**>(pointer), bytes, stream);
+}
+template <class T>
+cudaError_t cudaMallocPitch(T** pointer, size_t* pitch, size_t width, size_t height) {
+  return cudaMallocPitch(reinterpret_cast<void**>(pointer), pitch, width, height);
 }
 template <class T>
 cudaError_t cudaMallocHost(T** pointer, size_t bytes, unsigned = cudaHostAllocDefault) {
