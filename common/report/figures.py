@@ -201,18 +201,13 @@ def hardware_counter(repository: Repository, name: str, counter: str | None, gpu
     return Figure(value * HARDWARE_SIZE[dimension], dimension, any(launch.stale for launch in launches))
 
 
-def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[str, bool]:
-    """The text of a sync:figure marker, and whether it was measured on an earlier version.
-
-    Options: key, unit, counter, digits, gpu; over=KEY divides by a second figure, over_counter names its counter.
-    """
+def measured(repository: Repository, options: dict[str, str], gpu: str) -> tuple[Figure, str]:
+    """What the options key, unit, counter and gpu name, and the unit; over=KEY divides by a second figure, over_counter
+    names its counter."""
     unit = options.get("unit", "")
     if unit not in UNITS:
         raise ReportError(f"unit is '{unit}'; it must be one of {', '.join(UNITS)}")
-    dimension, size, suffix = UNITS[unit]
-    digits = options.get("digits", "3")
-    if not digits.isdigit() or not 1 <= int(digits) <= 9:
-        raise ReportError(f"digits is '{digits}'; it must be from 1 to 9")
+    dimension = UNITS[unit][0]
     if "key" not in options:
         raise ReportError("key is missing: which figure?")
 
@@ -230,6 +225,17 @@ def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[s
         found = lookup(repository, options["key"], dimension, options.get("counter"), gpu)
     if found.dimension != dimension:
         raise ReportError(f"'{options['key']}' is a {found.dimension}, and {unit} measures a {dimension}")
+    return found, unit
+
+
+def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[str, bool]:
+    """The text of a sync:figure marker, and whether it was measured on an earlier version. Options: those of measured,
+    and digits."""
+    digits = options.get("digits", "3")
+    if not digits.isdigit() or not 1 <= int(digits) <= 9:
+        raise ReportError(f"digits is '{digits}'; it must be from 1 to 9")
+    found, unit = measured(repository, options, gpu)
+    dimension, size, suffix = UNITS[unit]
 
     if unit == "percent" and "digits" not in options:
         text = percent(found.value)
@@ -239,3 +245,26 @@ def figure(repository: Repository, options: dict[str, str], gpu: str) -> tuple[s
     else:
         text = significant(found.value / size, int(digits)) + suffix
     return dagger(text, found.stale), found.stale
+
+
+def claim(repository: Repository, options: dict[str, str], gpu: str) -> bool:
+    """Raises ReportError where what a sync:claim marker says of a figure is not so; returns whether the figure was
+    measured on an earlier version. Options: those of measured, where the unit is x unless it is named, and above and
+    below, one at least: the figure lies between them."""
+    bounds = {}
+    for name in ("above", "below"):
+        if name in options:
+            try:
+                bounds[name] = float(options[name])
+            except ValueError:
+                raise ReportError(f"{name} is '{options[name]}'; it must be a number") from None
+    if not bounds:
+        raise ReportError("above or below is missing: what is claimed?")
+    found, unit = measured(repository, {"unit": "x"} | options, gpu)
+    _, size, suffix = UNITS[unit]
+    value = found.value / size
+    inside = {"above": value > bounds.get("above", -math.inf), "below": value < bounds.get("below", math.inf)}
+    for name, holds in inside.items():
+        if not holds:
+            raise ReportError(f"is not so: {significant(value)}{suffix} is not {name} {options[name]}")
+    return found.stale

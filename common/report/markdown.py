@@ -85,7 +85,7 @@ class Region:
 
     @property
     def is_inline(self) -> bool:
-        return self.kind == "figure"
+        return self.kind in ("figure", "claim")
 
 
 @dataclass(frozen=True)

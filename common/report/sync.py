@@ -33,6 +33,7 @@ from results import DEFAULT_GPU, ROOT, ReportError, Repository
 OPTIONS = {
     "code": {"file", "snippet"},
     "figure": {"key", "unit", "counter", "digits", "over", "over_counter", "gpu"},
+    "claim": {"key", "unit", "counter", "over", "over_counter", "above", "below", "gpu"},
     "nav": set(),
 }
 
@@ -107,8 +108,10 @@ def nav(region: Region, file: Path, repository: Repository) -> Content:
     return Content(" · ".join(parts))
 
 
-def content_of(region: Region, file: Path, repository: Repository) -> Content:
-    """What belongs into a region. Raises ReportError with one sentence where its source does not have it."""
+def content_of(region: Region, now: str, file: Path, repository: Repository) -> Content:
+    """What belongs into a region. Raises ReportError with one sentence where its source does not have it.
+
+    The words of a claim are the writer's, and stay as they are `now`."""
     gpu = region.options.get("gpu", DEFAULT_GPU)
     if region.kind == "code":
         return code(region, file, repository.root)
@@ -117,6 +120,11 @@ def content_of(region: Region, file: Path, repository: Repository) -> Content:
     if region.kind == "figure":
         check_options(region, OPTIONS["figure"])
         return Content(*figures.figure(repository, region.options, gpu))
+    if region.kind == "claim":
+        check_options(region, OPTIONS["claim"])
+        if not now.strip():
+            raise ReportError("is empty: it holds the words that compare")
+        return Content(now, figures.claim(repository, region.options, gpu))
     if region.kind == "table":
         kind = region.words[0] if region.words else ""
         if kind not in tables.TABLES:
@@ -125,7 +133,7 @@ def content_of(region: Region, file: Path, repository: Repository) -> Content:
         check_options(region, allowed, words=1)
         table = make(Place(repository, file, region.options, gpu))
         return Content(table.text, table.stale)
-    raise ReportError("there is no such marker; there are: sync:code, sync:table, sync:figure, sync:nav")
+    raise ReportError("there is no such marker; there are: sync:code, sync:table, sync:figure, sync:claim, sync:nav")
 
 
 def first_difference(now: str, wanted: str) -> str:
@@ -154,12 +162,12 @@ def sync_text(text: str, file: Path, repository: Repository,
                 raise ReportError(
                     "begins its line, which makes Markdown show the line unformatted; put a word before it"
                 )
-            content = content_of(region, file, repository)
+            now = text[region.begin : region.end]
+            content = content_of(region, now, file, repository)
         except ReportError as error:
             problems.append(Problem(region.line, region.marker, str(error)))
             continue
         wanted = content.text if region.is_inline else f"\n\n{content.text}\n\n"
-        now = text[region.begin : region.end]
         if now != wanted:
             problems.append(Problem(region.line, region.marker, first_difference(now, wanted)))
         if content.stale:

@@ -779,6 +779,51 @@ class Figures(Playground):
             self.assertEqual(significant(value), text)
 
 
+class Claims(Playground):
+    PLAIN = "01_naive/plain/layernorm_forward/fp32/1024x1024/cold"  # 2.3886 ms
+
+    def claim(self, arguments: str, expect: int, words: str = "slower than") -> str:
+        text = f"# Page\n\nIt is <!-- sync:claim {arguments} -->{words}<!-- /sync --> it was.\n"
+        self.write("docs/page.md", text)
+        message = self.sync("--check", str(self.root / "docs/page.md"), expect=expect)
+        self.sync(str(self.root / "docs/page.md"), expect=expect)
+        self.assertEqual(self.read("docs/page.md"), text)  # the words are the writer's
+        return message
+
+    def test_a_claim_holds_or_is_named(self) -> None:
+        small = f"key={self.PLAIN} over=01_naive/small/layernorm_forward/fp32/1024x1024/cold"
+        self.claim(f"{small} above=2.3", 0)
+        self.claim(f"{small} above=2.3 below=2.5", 0)
+        self.claim(f"key={self.PLAIN} unit=ms below=2.4", 0)
+        self.assertIn("docs/page.md:3: ", self.claim(f"{small} above=2.5", 1))
+        self.assertIn("is not so: 2.39x is not above 2.5", self.claim(f"{small} above=2.5", 1))
+        self.assertIn("is not so: 2.39x is not below 1", self.claim(f"{small} above=0.5 below=1", 1))
+        self.assertIn("is not so: 2.39 ms is not above 2.4", self.claim(f"key={self.PLAIN} unit=ms above=2.4", 1))
+
+    def test_refusals(self) -> None:
+        key = f"key={self.PLAIN}"
+        for arguments, words in {
+            f"{key} unit=ms": "above or below is missing: what is claimed?",
+            f"{key} unit=ms above=much": "above is 'much'; it must be a number",
+            f"{key} over={self.PLAIN} unit=ms above=1": "a ratio of two figures has the unit x or percent",
+            "above=1": "key is missing",
+            f"{key} unit=ms above=1 digits=3": "'digits' is not an option here",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(words, self.claim(arguments, 1))
+        self.assertIn("is empty", self.claim(f"{key} unit=ms above=1", 1, words=""))
+
+    def test_a_claim_of_an_earlier_kernel_is_named_by_strict(self) -> None:
+        self.sync()
+        self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
+        self.write(
+            "docs/page.md", f"# Page\n\nIt is <!-- sync:claim key={self.PLAIN} unit=ms above=2 -->slow<!-- /sync -->.\n"
+        )
+        self.sync("--check", str(self.root / "docs/page.md"))
+        message = self.sync("--check", "--strict", str(self.root / "docs/page.md"), expect=1)
+        self.assertIn("was measured on an earlier version of the kernel", message)
+
+
 class Tables(Playground):
     def table(self, arguments: str, name: str = "docs/page.md") -> list[str]:
         return self.filled(f"<!-- sync:table {arguments} -->", name).split("\n")
@@ -2341,6 +2386,8 @@ class Committed(unittest.TestCase):
                 text = (root / name).read_text(encoding="utf-8")
                 regions, _ = markdown.regions_of(text)
                 for region in reversed(regions):
+                    if region.kind == "claim":  # its words are written by hand
+                        continue
                     text = text[: region.begin] + text[region.end :]
                     emptied += 1
                 (root / name).write_text(text, encoding="utf-8")
