@@ -53,6 +53,7 @@ HEADINGS = {
     "speed": "It can be faster",
     "shared_race": "A race in shared memory",
     "global_write_race": "Two blocks write to one place",
+    "global_race": "Two threads of a block are at one place without a barrier",
     "uninitialized_read": "Memory is read that nobody has written",
     "out_of_bounds": "An access outside of a tensor",
     "misaligned": "A vector access at an address that it may not have",

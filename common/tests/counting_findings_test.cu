@@ -214,6 +214,131 @@ TEST_P(Findings, ALockOrdersTheBlocks) {
   EXPECT_EQ(sum.values()[0], 16.0f);
 }
 
+// Within a block, as in shared memory: a barrier, or in a warp a __syncwarp, must lie between.
+enum class Between { nothing, barrier, syncwarp };
+template <Between between>
+__device__ void pass() {
+  if (between == Between::barrier) __syncthreads();
+  if (between == Between::syncwarp) __syncwarp();
+}
+
+constexpr int line_of_neighbor = __LINE__ + 4;
+template <Between between>
+__global__ void read_the_neighbor(float* x, float* y) {
+  const unsigned t = threadIdx.x;
+  x[t] = static_cast<float>(t);
+  pass<between>();
+  y[t] = x[(t + 1) % blockDim.x];
+}
+
+TEST_P(Findings, ThreadsOfABlockRaceInGlobalMemory) {
+  DeviceArray<float> x(64), y(64);
+  simt::name_memory(static_cast<float*>(x), 64 * sizeof(float), "x");
+  const std::vector<Finding> findings = find(read_the_neighbor<Between::nothing>, {.grid = 1, .block = 64}, x, y);
+  expect(findings, FindingKind::global_race, line_of_neighbor, line_of_neighbor + 2);
+  for (const Finding& finding : findings) {
+    EXPECT_EQ(finding.kind, FindingKind::global_race);
+    EXPECT_NE(finding.text.find("x[byte "), std::string::npos) << finding.text;
+    EXPECT_NE(finding.text.find(", and no barrier orders the two"), std::string::npos) << finding.text;
+  }
+  expect_none(find(read_the_neighbor<Between::barrier>, {.grid = 1, .block = 64}, x, y));
+  expect(find(read_the_neighbor<Between::syncwarp>, {.grid = 1, .block = 64}, x, y), FindingKind::global_race,
+         line_of_neighbor, line_of_neighbor + 2);
+  expect_none(find(read_the_neighbor<Between::syncwarp>, {.grid = 1, .block = 32}, x, y));
+}
+
+constexpr int line_of_one_place = __LINE__ + 2;
+__global__ void all_write_one_place(int* y) {
+  *y = static_cast<int>(threadIdx.x);
+}
+TEST_P(Findings, ThreadsOfABlockWriteOnePlace) {
+  DeviceArray<int> y(1);
+  expect(find(all_write_one_place, {.grid = 1, .block = 64}, y), FindingKind::global_race, line_of_one_place,
+         line_of_one_place);
+}
+
+// Halves of a word: neighbors in memory, and nobody's race.
+__global__ void write_halves(unsigned short* x, unsigned char* bytes) {
+  x[threadIdx.x] = 1;
+  bytes[threadIdx.x] = static_cast<unsigned char>(x[threadIdx.x]);
+}
+TEST_P(Findings, NeighborsInAWordDoNotRace) {
+  DeviceArray<unsigned short> x(64);
+  DeviceArray<unsigned char> bytes(64);
+  expect_none(find(write_halves, {.grid = 1, .block = 64}, x, bytes));
+}
+
+constexpr int line_of_zeroing = __LINE__ + 3;
+template <bool is_right>
+__global__ void zero_and_add(int* sum) {
+  if (threadIdx.x == 0) *sum = 0;
+  if (is_right) __syncthreads();
+  atomicAdd(sum, 1);
+}
+TEST_P(Findings, AnAtomicRacesWithAPlainWrite) {
+  DeviceArray<int> sum(1);
+  expect(find(zero_and_add<false>, {.grid = 1, .block = 64}, sum), FindingKind::global_race, line_of_zeroing,
+         line_of_zeroing + 2);
+  expect_none(find(zero_and_add<true>, {.grid = 1, .block = 64}, sum));
+}
+
+// A compare-and-swap, as the CUDA C++ Programming Guide has it: it begins with a plain read.
+__global__ void maximum(unsigned long long* greatest) {
+  unsigned long long old = *greatest, seen;
+  do {
+    seen = old;
+    old = atomicCAS(greatest, seen, seen > threadIdx.x ? seen : threadIdx.x);
+  } while (old != seen);
+}
+TEST_P(Findings, ACompareAndSwapMayBeginWithAPlainRead) {
+  DeviceArray<unsigned long long> greatest(1);
+  expect_none(find(maximum, {.grid = 1, .block = 64}, greatest));
+  EXPECT_EQ(greatest.values()[0], 63u);
+}
+
+// Data behind a fence and a flag: the flag an atomic, or volatile and polled.
+template <bool is_atomic>
+__global__ void hand_over(float* data, int* flag, float* y) {
+  volatile int* const polled = flag;
+  if (threadIdx.x == 40) {
+    *data = 5.0f;
+    __threadfence();
+    is_atomic ? static_cast<void>(atomicExch(flag, 1)) : static_cast<void>(*polled = 1);
+  }
+  if (threadIdx.x == 3) {
+    if (is_atomic) {
+      while (atomicAdd(flag, 0) == 0) {
+      }
+    } else {
+      while (*polled == 0) __nanosleep(100);
+    }
+    __threadfence();
+    *y = *data;
+  }
+}
+TEST_P(Findings, AFlagBehindAFenceOrdersABlocksThreads) {
+  for (const bool is_atomic : {true, false}) {
+    DeviceArray<float> data(1), y(1);
+    DeviceArray<int> flag(1);
+    expect_none(find(is_atomic ? hand_over<true> : hand_over<false>, {.grid = 1, .block = 64}, data, flag, y));
+    EXPECT_EQ(y.values()[0], 5.0f);
+  }
+}
+
+// The last thread to arrive adds up what the others left.
+__global__ void last_one_adds(float* parts, unsigned* arrived, float* sum) {
+  parts[threadIdx.x] = 1.0f;
+  __threadfence_block();
+  if (atomicInc(arrived, blockDim.x - 1) != blockDim.x - 1) return;
+  for (unsigned i = 0; i < blockDim.x; ++i) *sum += parts[i];
+}
+TEST_P(Findings, TheLastToArriveMayReadWhatTheOthersWrote) {
+  DeviceArray<float> parts(64), sum(1);
+  DeviceArray<unsigned> arrived(1);
+  expect_none(find(last_one_adds, {.grid = 1, .block = 64}, parts, arrived, sum));
+  EXPECT_EQ(sum.values()[0], 64.0f);
+}
+
 constexpr int line_of_off_by_one = __LINE__ + 3;
 __global__ void difference(const float* x, float* y, int count) {
   const int i = static_cast<int>(threadIdx.x);
@@ -247,6 +372,79 @@ TEST_P(Findings, GlobalMemoryThatNobodyHasWritten) {
   ASSERT_EQ(cudaMemset(fresh, 0, 64 * sizeof(float)), cudaSuccess);
   expect_none(find(difference, {.grid = 1, .block = 64}, fresh, y, 63));
   cudaFree(fresh);
+}
+
+// What lies behind a static array is told of where it belongs to no variable: here the bytes up to the next word.
+constexpr int line_of_byte = __LINE__ + 4;
+__global__ void write_bytes(unsigned char* y, int count) {
+  __shared__ unsigned char bytes[5];
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < count) bytes[i] = 1;
+  if (i < 5) y[i] = bytes[i];
+}
+
+TEST_P(Findings, AWritePastAStaticArray) {
+  DeviceArray<unsigned char> y(5);
+  expect_none(find(write_bytes, {.grid = 1, .block = 32}, y, 5));
+  const std::vector<Finding> findings = find(write_bytes, {.grid = 1, .block = 32}, y, 6);
+  expect(findings, FindingKind::out_of_bounds, line_of_byte);
+  EXPECT_EQ(findings.size(), 1u);
+  EXPECT_NE(findings[0].text.find("thread (5, 0, 0)"), std::string::npos) << findings[0].text;
+  EXPECT_NE(findings[0].text.find("writes 1 bytes at byte 5 of 'bytes' in shared memory, which has 5"),
+            std::string::npos)
+      << findings[0].text;
+}
+
+constexpr int line_past_dynamic = __LINE__ + 3;
+__global__ void write_dynamic(float* y, int count) {
+  float* const values = dynamic_shared<float>();
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += 32) values[i] = 1.0f;
+  y[threadIdx.x] = values[threadIdx.x];
+}
+
+TEST_P(Findings, AnAccessPastTheDynamicSharedMemory) {
+  DeviceArray<float> y(32);
+  expect_none(find(write_dynamic, {.grid = 1, .block = 32, .shared_bytes = 256}, y, 64));
+  simt::start_counting();
+  EXPECT_THROW(launch(write_dynamic, {.grid = 1, .block = 32, .shared_bytes = 256}, y, 65), CudaError);
+  const std::vector<Finding> findings = simt::take_counts().at(0).findings;
+  expect(findings, FindingKind::out_of_bounds, line_past_dynamic);
+  EXPECT_NE(findings[0].text.find("writes 4 bytes at byte 256 of the dynamic shared memory, which has 256"),
+            std::string::npos)
+      << findings[0].text;
+}
+
+// The array of another kernel may lie right behind; that it is another's is known once that kernel has run.
+__global__ void tell_place(float** place) {
+  __shared__ float theirs[4];
+  theirs[threadIdx.x] = 0.0f;
+  *place = &theirs[0];
+}
+constexpr int line_of_theirs = __LINE__ + 4;
+__global__ void write_at(float* const* place) {
+  __shared__ float ours[4];
+  ours[threadIdx.x] = 1.0f;
+  if (threadIdx.x == 2) **place = ours[2];
+}
+
+TEST_P(Findings, TheArrayOfAnotherKernel) {
+  simt::Options options = simt::options();
+  options.threads = 1;
+  simt::set_options(options);
+  DeviceArray<float*> place(1);
+  expect_none(find(tell_place, {.grid = 1, .block = 1}, place));
+  const std::vector<Finding> findings = find(write_at, {.grid = 1, .block = 4}, place);
+  expect(findings, FindingKind::out_of_bounds, line_of_theirs);
+  EXPECT_EQ(findings.size(), 1u);
+}
+
+constexpr int line_of_index = __LINE__ + 2;
+__global__ void write_index(unsigned x) {
+  const_cast<unsigned&>(threadIdx.x) = x;
+}
+
+TEST_P(Findings, AWriteOverThreadIdx) {
+  expect(find(write_index, {.grid = 1, .block = 1}, 0u), FindingKind::out_of_bounds, line_of_index);
 }
 
 constexpr int line_of_misaligned = __LINE__ + 2;

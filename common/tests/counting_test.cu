@@ -138,7 +138,9 @@ TEST_P(Counting, OnlyActiveLanesCount) {
 __global__ void read_back(float* x) {
   x[threadIdx.x] = 1.0f;
   __syncthreads();
-  x[threadIdx.x] += x[threadIdx.x ^ 1];
+  const float other = x[threadIdx.x ^ 1];
+  __syncthreads();
+  x[threadIdx.x] += other;
 }
 
 TEST_P(Counting, WhatTheKernelWroteItselfIsNotReadFromDram) {

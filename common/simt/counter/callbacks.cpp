@@ -14,6 +14,11 @@ using simt::detail::recording;
   recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                     reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
+[[gnu::always_inline]] inline void on_volatile(const volatile void* address, unsigned bytes, bool is_write) {
+  if (recording == nullptr) return;
+  recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
+                             reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
 [[gnu::always_inline]] inline void on_range(const void* address, size_t bytes, bool is_write) {
   if (recording == nullptr) return;
   recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
@@ -42,16 +47,16 @@ using simt::detail::recording;
     on_access(address, bytes, true);                           \
   }                                                            \
   void __tsan_volatile_read##bytes(void* address) {            \
-    on_access(address, bytes, false);                          \
+    on_volatile(address, bytes, false);                        \
   }                                                            \
   void __tsan_volatile_write##bytes(void* address) {           \
-    on_access(address, bytes, true);                           \
+    on_volatile(address, bytes, true);                         \
   }                                                            \
   void __tsan_unaligned_volatile_read##bytes(void* address) {  \
-    on_access(address, bytes, false);                          \
+    on_volatile(address, bytes, false);                        \
   }                                                            \
   void __tsan_unaligned_volatile_write##bytes(void* address) { \
-    on_access(address, bytes, true);                           \
+    on_volatile(address, bytes, true);                         \
   }
 
 #define SIMT_ATOMIC_CHANGE(bits, name)                                                                       \
@@ -119,6 +124,7 @@ SIMT_ATOMICS(16)
 SIMT_ATOMICS(32)
 SIMT_ATOMICS(64)
 void __tsan_atomic_thread_fence(int) {
+  if (recording != nullptr) recording->fence();
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 void __tsan_atomic_signal_fence(int) {

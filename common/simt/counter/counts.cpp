@@ -11,6 +11,7 @@
 
 #include "../src/block.h"
 #include "recorder.h"
+#include "variables.h"
 
 namespace simt {
 
@@ -88,6 +89,19 @@ std::string describe(uintptr_t address) {
   return fmt::format("{} bytes past the end of {}", address - nearest->begin - nearest->bytes, nearest->name);
 }
 
+// Where an access to shared memory went that is in no variable, as the end of a sentence.
+std::string describe_shared(uintptr_t offset, const Launch& launch) {
+  const SharedVariables& variables = SharedVariables::instance();
+  const uint16_t number = variables.before(offset);
+  if (number == SharedVariables::none) return "of shared memory before every variable";
+  const SharedVariables::Variable& variable = variables[number];
+  const bool is_dynamic = number == variables.dynamic();
+  const size_t bytes = is_dynamic ? launch.shared_bytes : variable.bytes;
+  return fmt::format("at byte {} of {}, which has {}", offset - variable.offset,
+                     is_dynamic ? "the dynamic shared memory" : fmt::format("'{}' in shared memory", variable.name),
+                     bytes);
+}
+
 Finding finding_of(const Recorder::Found& found, const Launch& launch, Lines& lines) {
   const SourceLine& at = lines[found.place];
   const SourceLine& other = lines[found.other_place];
@@ -108,12 +122,18 @@ Finding finding_of(const Recorder::Found& found, const Launch& launch, Lines& li
           "orders the two",
           describe(found.address), thread(found.other_thread), block(found.other_block), text_of(other));
       break;
+    case FindingKind::global_race:
+      what =
+          fmt::format("{} {}, which thread {} {} at {}, and no barrier orders the two", does, describe(found.address),
+                      thread(found.other_thread), found.other_is_write ? "writes" : "reads", text_of(other));
+      break;
     case FindingKind::uninitialized_read:
       what = fmt::format("reads {} bytes of {} that nobody has written", found.bytes,
                          found.is_shared ? "shared memory" : describe(found.address));
       break;
     case FindingKind::out_of_bounds:
-      what = fmt::format("{} {} bytes {}", does, found.bytes, describe(found.address));
+      what = fmt::format("{} {} bytes {}", does, found.bytes,
+                         found.is_shared ? describe_shared(found.address, launch) : describe(found.address));
       break;
     case FindingKind::misaligned:
       what = fmt::format("{} {} bytes at an address that is no multiple of {}: {}", does, found.bytes, found.bytes,
@@ -301,8 +321,9 @@ void observe_host_write(const void* data, size_t bytes) {
   Shadow::instance().set_state(data, bytes, ByteState::written);
 }
 
-void observe_launch(const Launch&) {
+void observe_launch(const Launch& launch) {
   Process& p = process();
+  SharedVariables::instance().start(launch.call.kernel);
   ++p.launch;
   p.first_run += static_cast<uint32_t>(p.runs.size());
   p.runs.clear();

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "../src/block.h"
+#include "variables.h"
 
 extern thread_local unsigned char worklog_dynamic_shared[];
 
@@ -123,6 +124,10 @@ void Recorder::begin_block(const Launch& launch, const uint3& block, Cluster* cl
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) throw std::bad_alloc();
     shared_ = static_cast<SharedByte*>(cells);
+    void* const global = mmap(nullptr, global_cells * sizeof(GlobalCell), PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (global == MAP_FAILED) throw std::bad_alloc();
+    global_ = static_cast<GlobalCell*>(global);
     tls_bytes_ = range.bytes;
     tls_ = range.begin;
     const auto range_of = [](auto& variable) {
@@ -140,6 +145,8 @@ void Recorder::begin_block(const Launch& launch, const uint3& block, Cluster* cl
   cluster_phase_ = 0;
   grid_phase_ = 0;
   acquired_ = 0;
+  time_ = 0;
+  time_of_.fill(0);
   first_run_ = first_run_of_launch();
   start_run();
   block_run_ = run_;
@@ -225,6 +232,18 @@ void Recorder::atomic_access(uintptr_t address, unsigned bytes, uintptr_t code) 
   busy_ = true;
   touch(address, bytes, true, true, true, {code, {nullptr, 0}}, 0);
   busy_ = false;
+  fence();
+}
+
+void Recorder::volatile_access(uintptr_t address, unsigned bytes, bool is_write, uintptr_t code) {
+  is_volatile_ = true;
+  access(address, bytes, is_write, code);
+  is_volatile_ = false;
+  fence();
+}
+
+void Recorder::fence() {
+  time_of_[thread()] = ++time_;
 }
 
 void Recorder::copy_issued(const void* to, const void* from, size_t bytes, size_t zero_bytes, const void* code) {
@@ -237,12 +256,14 @@ void Recorder::copy_issued(const void* to, const void* from, size_t bytes, size_
     check_global(source, read, true, false, false, instruction);
     record(instruction, source, read);
   }
-  record(instruction_of(place, Operation::async_copy_store, 0), target, static_cast<unsigned>(bytes));
+  const uint32_t instruction = instruction_of(place, Operation::async_copy_store, 0);
+  if (target - tls_ < tls_bytes_) stays_in_a_variable(*this, target, static_cast<unsigned>(bytes), true, instruction);
+  record(instruction, target, static_cast<unsigned>(bytes));
 }
 
 void Recorder::copy_arrived(const void* to, size_t bytes) {
   const auto target = reinterpret_cast<uintptr_t>(to);
-  if (target - tls_ >= tls_bytes_) return;
+  if (target - tls_ >= tls_bytes_ || !is_in_a_variable(target - tls_, static_cast<unsigned>(bytes))) return;
   // Where it was issued is not kept; what reads it too early is told that nobody has written it.
   const uint32_t instruction = instruction_of({}, Operation::async_copy_store, 1);
   check_shared(*this, target, static_cast<unsigned>(bytes), false, true, false, instruction);
@@ -276,6 +297,10 @@ void Recorder::touch(uintptr_t address, unsigned bytes, bool reads, bool writes,
   };
   switch (space) {
     case Space::local:
+      if (is_misplaced(address, writes)) {
+        const Operation operation = of(Operation::shared_load, Operation::shared_store, Operation::shared_atomic);
+        tell_of_bounds(address - tls_, bytes, writes, instruction_of(place, operation, piece));
+      }
       return;
     case Space::global: {
       const Operation operation = of(Operation::global_load, Operation::global_store, Operation::global_atomic);
@@ -286,12 +311,16 @@ void Recorder::touch(uintptr_t address, unsigned bytes, bool reads, bool writes,
     case Space::shared: {
       const Operation operation = of(Operation::shared_load, Operation::shared_store, Operation::shared_atomic);
       const uint32_t instruction = instruction_of(place, operation, piece);
-      check_shared(*owner, address, bytes, reads, writes, atomic, instruction);
+      if (stays_in_a_variable(*owner, address, bytes, writes, instruction)) {
+        check_shared(*owner, address, bytes, reads, writes, atomic, instruction);
+      }
       return record(instruction, address, bytes);
     }
     case Space::remote: {
       const uint32_t instruction = instruction_of(place, Operation::remote_shared, piece);
-      check_shared(*owner, address, bytes, reads, writes, atomic, instruction);
+      if (stays_in_a_variable(*owner, address, bytes, writes, instruction)) {
+        check_shared(*owner, address, bytes, reads, writes, atomic, instruction);
+      }
       return record(instruction, address, bytes);
     }
   }
@@ -589,6 +618,51 @@ void Recorder::check_global(uintptr_t address, unsigned bytes, bool reads, bool 
       break;
     }
   }
+  const AccessKind kind = is_volatile_ ? AccessKind::polled : atomic ? AccessKind::atomic : AccessKind::plain;
+  check_race(address, bytes, writes, kind, found);
+}
+
+// Two threads of this block at one place since the last barrier: a plain write, and whatever the other did. That a
+// volatile access meets a write is meant so. Other than in shared memory, a plain read may meet an atomic: so does
+// every loop about a compare-and-swap begin.
+void Recorder::check_race(uintptr_t address, unsigned bytes, bool writes, AccessKind kind, Found& found) {
+  const auto races = [&](const GlobalAccess& before, bool before_is_write, const GlobalAccess& self) {
+    const bool plain_write =
+        (writes && kind == AccessKind::plain) || (before_is_write && before.kind == AccessKind::plain);
+    if (!plain_write || (before.bytes & self.bytes) == 0 || is_ordered(before)) return false;
+    if (kind == AccessKind::polled || before.kind == AccessKind::polled) return false;
+    found.kind = FindingKind::global_race;
+    found.other_place = before.place;
+    found.other_is_write = before_is_write;
+    found.other_block = block_;
+    found.other_thread = before.thread;
+    find(found);
+    return true;
+  };
+  bool is_found = false;
+  for (uintptr_t where = address / 2; where <= (address + bytes - 1) / 2; ++where) {
+    GlobalCell& cell = global_[where % global_cells];
+    if (cell.where != where || cell.epoch != epoch_) {
+      cell = {};
+      cell.where = where;
+      cell.epoch = epoch_;
+    }
+    const auto touched =
+        static_cast<uint8_t>((2 * where >= address ? 1 : 0) | (2 * where + 1 < address + bytes ? 2 : 0));
+    const GlobalAccess self{
+        warps_[thread() / 32].clock[thread() % 32], time_, static_cast<uint16_t>(thread()), found.place, touched, kind};
+    if (!is_found) is_found = races(cell.write, true, self);
+    if (writes) {
+      if (!is_found) is_found = races(cell.read, false, self) || races(cell.other_read, false, self);
+      // A thread's atomic does not hide that it wrote there plainly before.
+      const bool hides = cell.write.bytes != 0 && cell.write.thread == self.thread &&
+                         cell.write.kind == AccessKind::plain && kind != AccessKind::plain;
+      if (!hides) cell.write = self;
+    } else {
+      if (cell.read.thread != self.thread) cell.other_read = cell.read;
+      cell.read = self;
+    }
+  }
 }
 
 void Recorder::release_and_acquire(uintptr_t address) {
@@ -600,6 +674,56 @@ bool Recorder::is_ordered(const SharedAccess& before) const {
   if (before.epoch == 0) return true;
   if (before.rank != rank_) return before.cluster_phase != cluster_phase_;
   if (before.epoch != epoch_ || before.thread == thread()) return true;
+  if (before.thread / 32 != thread() / 32) return false;
+  const Warp& warp = warps_[thread() / 32];
+  return warp.known[thread() % 32][before.thread % 32] >= before.clock;
+}
+
+bool Recorder::is_in_a_variable(uintptr_t offset, unsigned bytes) const {
+  const SharedVariables& variables = SharedVariables::instance();
+  if (!variables.is_known()) return true;
+  const uint16_t first = variables.at(offset);
+  if (first == SharedVariables::none || first != variables.at(offset + bytes - 1)) return false;
+  return first != variables.dynamic() || offset + bytes <= variables[first].offset + launch_->shared_bytes;
+}
+
+bool Recorder::stays_in_a_variable(const Recorder& owner, uintptr_t address, unsigned bytes, bool writes,
+                                   uint32_t instruction) {
+  if (is_in_a_variable(address - owner.tls_, bytes)) [[likely]]
+    return true;
+  tell_of_bounds(address - owner.tls_, bytes, writes, instruction);
+  return false;
+}
+
+// Whether an access to what is no shared memory can only have been meant for it: a write of threadIdx and its kin,
+// which no kernel writes; or, on x86-64, what lies behind the storage: the system's notes on the OS thread, and then
+// the stacks of others, as far as shared memory could reach.
+bool Recorder::is_misplaced(uintptr_t address, bool writes) const {
+#ifdef __x86_64__
+  if (address - tls_ - tls_bytes_ < max_shared_bytes) return true;
+#endif
+  return writes && std::any_of(engines_.begin(), engines_.begin() + 4,
+                               [&](const Range& own) { return address - own.begin < own.bytes; });
+}
+
+void Recorder::tell_of_bounds(uintptr_t offset, unsigned bytes, bool writes, uint32_t instruction) {
+  Found found;
+  found.kind = FindingKind::out_of_bounds;
+  found.place = instructions_[instruction].place;
+  found.is_write = writes;
+  found.is_shared = true;
+  found.block = block_;
+  found.thread = thread();
+  found.bytes = bytes;
+  found.address = offset;
+  find(found);
+}
+
+// Whether a __syncwarp lies between, or something that threads hand memory over with: the one before had an atomic, a
+// fence or a volatile access after it, and the running thread one after that.
+bool Recorder::is_ordered(const GlobalAccess& before) const {
+  if (before.thread == thread()) return true;
+  if (time_of_[before.thread] > before.time && time_of_[thread()] > before.time) return true;
   if (before.thread / 32 != thread() / 32) return false;
   const Warp& warp = warps_[thread() / 32];
   return warp.known[thread() % 32][before.thread % 32] >= before.clock;

@@ -61,6 +61,22 @@ struct SharedByte {
   uint32_t written_in = 0;               // the run of the block that wrote it
 };
 
+// What one thread did to two bytes of global memory, at most so long ago as the last barrier of its block.
+enum class AccessKind : uint8_t { plain, atomic, polled };  // polled: volatile
+struct GlobalAccess {
+  uint32_t clock = 0;  // of the lane
+  uint32_t time = 0;   // of the block: counts its atomics, fences and volatile accesses
+  uint16_t thread = 0;
+  uint16_t place = 0;
+  uint8_t bytes = 0;  // a bit for each of the two; 0: nobody did
+  AccessKind kind = AccessKind::plain;
+};
+struct GlobalCell {
+  uintptr_t where = 0;                   // the address, halved
+  uint32_t epoch = 0;                    // of the block; another than the present one: nothing is known
+  GlobalAccess write, read, other_read;  // as in SharedByte
+};
+
 class Recorder {
  public:
   Recorder();
@@ -96,6 +112,8 @@ class Recorder {
   void access(uintptr_t address, unsigned bytes, bool is_write, uintptr_t code);
   void access_range(uintptr_t address, size_t bytes, bool is_write, uintptr_t code);
   void atomic_access(uintptr_t address, unsigned bytes, uintptr_t code);
+  void volatile_access(uintptr_t address, unsigned bytes, bool is_write, uintptr_t code);
+  void fence();
 
   // --- What the end of a launch takes ---
   struct Found {
@@ -105,7 +123,7 @@ class Recorder {
     uint64_t block = 0, other_block = 0;
     unsigned thread = 0, other_thread = 0;
     unsigned bytes = 0;
-    uintptr_t address = 0;
+    uintptr_t address = 0;  // out of bounds in shared memory: the offset in the thread-local storage
     uint64_t count = 0;
   };
   struct Instruction {
@@ -191,6 +209,13 @@ class Recorder {
   void touch(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic, const Place& place,
              unsigned piece);
   void check_global(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic, uint32_t instruction);
+  void check_race(uintptr_t address, unsigned bytes, bool writes, AccessKind kind, Found& found);
+  bool is_ordered(const GlobalAccess& before) const;
+  // Whether an access of shared memory is to one variable; else it is told of.
+  bool stays_in_a_variable(const Recorder& owner, uintptr_t address, unsigned bytes, bool writes, uint32_t instruction);
+  bool is_in_a_variable(uintptr_t offset, unsigned bytes) const;
+  bool is_misplaced(uintptr_t address, bool writes) const;
+  void tell_of_bounds(uintptr_t offset, unsigned bytes, bool writes, uint32_t instruction);
   void check_shared(Recorder& owner, uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic,
                     uint32_t instruction);
   bool is_ordered(const SharedAccess& before) const;
@@ -212,7 +237,7 @@ class Recorder {
   size_t stack_bytes_ = 0;
   std::atomic<uintptr_t> tls_{0};  // the thread-local storage of the program, where shared memory is
   size_t tls_bytes_ = 0;
-  std::array<Range, 5> engines_{};  // threadIdx and its kin, which lie there too
+  std::array<Range, 5> engines_{};  // threadIdx and its kin (the first four), which lie there too
   Cluster* cluster_ = nullptr;
   unsigned rank_ = 0;
 
@@ -228,7 +253,14 @@ class Recorder {
   std::vector<Instruction> instructions_;
   std::array<Warp, 32> warps_;
   SharedByte* shared_ = nullptr;  // by byte of tls_
-  std::mutex shared_mutex_;       // of a cluster, whose blocks reach into each other
+  // What this block did to global memory since its last barrier: a place for each of so many halved addresses, which
+  // the latest takes. So a race may be missed where a block touches more than 128 KiB between two barriers.
+  static constexpr size_t global_cells = size_t{1} << 16;
+  GlobalCell* global_ = nullptr;
+  bool is_volatile_ = false;  // the access at hand
+  uint32_t time_ = 0;
+  std::array<uint32_t, 1024> time_of_{};  // of each thread's last atomic, fence or volatile access
+  std::mutex shared_mutex_;               // of a cluster, whose blocks reach into each other
   std::array<unsigned, 32> sources_{};
   Results results_;
 };

@@ -45,6 +45,8 @@ std::string_view name_of(FindingKind kind) {
       return "shared_race";
     case FindingKind::global_write_race:
       return "global_write_race";
+    case FindingKind::global_race:
+      return "global_race";
     case FindingKind::uninitialized_read:
       return "uninitialized_read";
     case FindingKind::out_of_bounds:

@@ -67,13 +67,6 @@ backtrace_state* symbols() {
 }
 #endif
 
-std::string demangle(const char* symbol) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(symbol, nullptr, nullptr, &status),
-                                                         &std::free);
-  return status == 0 ? name.get() : symbol;
-}
-
 }  // namespace
 
 void install_signal_handlers() {
@@ -122,10 +115,17 @@ std::string symbol_of(const void* function) {
   return symbol;
 }
 
+std::string demangled(const std::string& symbol) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status),
+                                                         &std::free);
+  return status == 0 ? name.get() : symbol;
+}
+
 std::string function_name(const void* function) {
   const std::string symbol = symbol_of(function);
   if (symbol.empty()) return "of unknown name";
-  std::string name = demangle(symbol.c_str());
+  std::string name = demangled(symbol);
   if (name.starts_with("void ")) name.erase(0, 5);  // the return type, which only templates have in their name
   // The parameters: the last pair of parentheses, which may hold others.
   if (name.ends_with(')')) {

@@ -65,6 +65,7 @@ void report(const std::string& message);
 
 // A function's name in the symbol table, as compilers write it.
 std::string symbol_of(const void* function);
+std::string demangled(const std::string& symbol);
 // "worklog::naive::layernorm_thread_per_row": the name of a function, without its parameters.
 std::string function_name(const void* function);
 

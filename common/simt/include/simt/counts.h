@@ -67,6 +67,7 @@ struct MemoryCounts {
 enum class FindingKind : uint8_t {
   shared_race,         // two threads of a cluster, one of them writes, and nothing orders them
   global_write_race,   // two blocks write one place, and nothing orders them
+  global_race,         // two threads of one block, one of them writes, and nothing orders them
   uninitialized_read,  // of memory that nobody has written
   out_of_bounds,       // outside of every allocation, or where nothing may be touched
   misaligned,          // a vector access that a GPU would refuse
