@@ -219,6 +219,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
        problem);
+  what(app.add_flag("--uneven", request.uneven,
+                    "of both, each tensor has an element more than the one before it: no two are alike"),
+       problem);
   what(app.add_option("--without", without, "tensors to pass as null where they are optional: gamma,beta,mean,rstd"),
        problem);
   what(app.add_option("--pixels", pixels, "BatchNorm: height times width"), problem);

@@ -192,7 +192,12 @@ int64_t HostTensor::count() const {
 
 std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
   std::vector<HostTensor> tensors;
-  for (const TensorSpec& spec : tensors_of(options.operation)) tensors.push_back(shape_tensor(options, spec));
+  int64_t more = 0;  // elements between rows
+  for (const TensorSpec& spec : tensors_of(options.operation)) {
+    HostTensor& tensor = tensors.emplace_back(shape_tensor(options, spec));
+    // The matrices of BatchNorm have no gaps.
+    if (options.uneven && spec.extent == Extent::matrix && !is_batchnorm(options.operation)) tensor.stride += more++;
+  }
   return tensors;
 }
 

@@ -42,6 +42,9 @@ struct ProblemOptions {
   int64_t pixels = 1;   // BatchNorm: height * width
   ChannelLayout layout = ChannelLayout::channels_last;
   int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
+  // Each matrix has one element more between its rows than the one before it, and each tensor starts one element
+  // further past its alignment: nothing that holds for one tensor of a call holds for the others.
+  bool uneven = false;
   Input input = Input::normal;
   uint64_t seed = 1;
   float eps = 1e-6f;

@@ -38,6 +38,7 @@ Workspace::Workspace(const Problem& problem, int64_t misalign)
   arguments_.options = problem.options();
   for (const HostTensor& tensor : problem.tensors()) {
     buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign);
+    if (problem.options().uneven) ++misalign;
     arguments_.tensors.push_back(
         {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
   }

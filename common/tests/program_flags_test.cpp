@@ -155,7 +155,7 @@ TEST_F(ProgramTest, HelpAndListNeedNoDevice) {
                            "--variant",   "--operation", "--param-dtype", "--row-padding",  "--misalign",
                            "--without",   "--eps",       "--seed",        "--check-only",   "--list",
                            "--resources", "--time",      "--json",        "--save-tensors", "--max-seconds-per-timing",
-                           "--benchmark_"}) {
+                           "--uneven",    "--benchmark_"}) {
     EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
   }
   const Outcome list = run("--list");
