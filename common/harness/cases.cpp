@@ -14,7 +14,7 @@ std::string refusal(const Variant& variant, const ProblemOptions& options) {
   for (const Variant::Limit& limit : variant.limits()) {
     if (!limit.accepts(options)) return limit.sentence;
   }
-  if (options.uneven && !variant.overwritten().empty()) {
+  if (!options.uneven.empty() && !variant.overwritten().empty()) {
     return "its outputs take the place of inputs, and --uneven gives them other strides";
   }
   return "";

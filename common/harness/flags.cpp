@@ -139,6 +139,19 @@ void check_without(const Request& request) {
   }
 }
 
+void check_uneven(const Request& request) {
+  std::vector<std::string_view> allowed = {"all"};
+  for (const Operation operation : all_operations) {
+    for (const TensorSpec& spec : tensors_of(operation)) {
+      if (std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) allowed.push_back(spec.name);
+    }
+  }
+  if (!request.uneven.empty() && std::find(allowed.begin(), allowed.end(), request.uneven) == allowed.end()) {
+    throw RequestError(
+        fmt::format("--uneven takes one of: {}; it was given '{}'", fmt::join(allowed, ", "), request.uneven));
+  }
+}
+
 // What our own output depends on is looked at here; the rest of Google Benchmark's flags is its own affair.
 void read_benchmark_flags(Request& request) {
   const auto format = [&](std::string_view name, std::string& value) {
@@ -219,8 +232,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
        problem);
-  what(app.add_flag("--uneven", request.uneven,
-                    "of both, each tensor has an element more than the one before it: no two are alike"),
+  what(app.add_option("--uneven", request.uneven,
+                      "a tensor that has an element more of both than the others; all: each than the one before it"),
        problem);
   what(app.add_option("--without", without, "tensors to pass as null where they are optional: gamma,beta,mean,rstd"),
        problem);
@@ -348,6 +361,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
   if (!without.empty()) request.without = split(without, ',');
   check_without(request);
+  check_uneven(request);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
   request.seed = static_cast<uint64_t>(one("--seed", seed, 0, std::numeric_limits<int64_t>::max()));

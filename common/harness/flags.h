@@ -38,7 +38,7 @@ struct Request {
   std::vector<std::string> without;
   int64_t row_padding = 0;
   int64_t misalign = 0;  // elements
-  bool uneven = false;   // each tensor a little more of both than the one before it
+  std::string uneven;    // a tensor that has an element more of both, or all
   int64_t pixels = 1;
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;

@@ -103,11 +103,9 @@ DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMe
   DeviceArguments arguments;
   arguments.options = named.options;
   uintptr_t address = 0;
-  int64_t misalign = named.misalign;
   const auto add = [&](std::string_view name, const HostTensor& like) {
     address += apart;
-    const uintptr_t start = address + misalign * size_of(like.dtype);
-    if (named.options.uneven) ++misalign;
+    const uintptr_t start = address + (named.misalign + like.more) * size_of(like.dtype);
     void* const data = like.present ? reinterpret_cast<void*>(start) : nullptr;
     arguments.tensors.push_back({name, like.dtype, data, like.stride});
   };

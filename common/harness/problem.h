@@ -42,9 +42,9 @@ struct ProblemOptions {
   int64_t pixels = 1;   // BatchNorm: height * width
   ChannelLayout layout = ChannelLayout::channels_last;
   int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
-  // Each matrix has one element more between its rows than the one before it, and each tensor starts one element
-  // further past its alignment: nothing that holds for one tensor of a call holds for the others.
-  bool uneven = false;
+  // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
+  // the others. Or "all": each tensor has one more of both than the one before it. Empty: all are alike.
+  std::string uneven = {};
   Input input = Input::normal;
   uint64_t seed = 1;
   float eps = 1e-6f;
@@ -63,7 +63,8 @@ struct HostTensor {
   Dtype dtype;
   int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols; stride in elements
   bool present = true;
-  HostBytes bytes;  // padding between rows holds `padding_pattern`
+  HostBytes bytes;   // padding between rows holds `padding_pattern`
+  int64_t more = 0;  // ProblemOptions::uneven: elements that it starts further past its alignment than it would
 
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };

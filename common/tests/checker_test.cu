@@ -120,7 +120,7 @@ TEST_F(Checker, AcceptsRightResults) {
   const auto right = run_with_fault<Fault::none>;
   for (const Outcome& outcome : {check(right, "1x1,7x33,64x1024", {"--input", "all"}),
                                  check(right, "5x33", {"--row-padding", "3", "--misalign", "1"}),
-                                 check(right, "5x33", {"--row-padding", "1", "--misalign", "1", "--uneven"}),
+                                 check(right, "5x33", {"--row-padding", "1", "--misalign", "1", "--uneven", "all"}),
                                  check(right, "5x33", {"--without", "gamma,beta,mean,rstd"}), check(right, "0x8")}) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output << outcome.errors;
   }
