@@ -35,6 +35,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.seed = request.seed;
   options.eps = request.eps;
   options.momentum = request.momentum;
+  options.max_ulp = request.max_ulp;
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
   for (const TensorSpec& spec : tensors_of(operation)) {

@@ -201,7 +201,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, input = "arange,normal",
               variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
               modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
-              momentum = "0.1", seed = "1", max_seconds = "0.5";
+              momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -241,6 +241,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--layout", layout, "BatchNorm: channels_last or channels_first"), problem);
   what(app.add_option("--eps", eps, "added to the variance, inside the root"), problem);
   what(app.add_option("--momentum", momentum, "BatchNorm: weight of the new running statistics"), problem);
+  what(app.add_option("--max-ulp", max_ulp,
+                      "last places that results may be off, beside the tolerance: 0.6 is rounding"),
+       problem);
   what(app.add_option("--seed", seed, "of the inputs"), problem);
 
   constexpr const char* run = "Run";
@@ -364,6 +367,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   check_uneven(request);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
+  if (max_ulp != "inf") request.max_ulp = real_number("--max-ulp", max_ulp, 0, 1e30);
   request.seed = static_cast<uint64_t>(one("--seed", seed, 0, std::numeric_limits<int64_t>::max()));
   request.max_seconds_per_timing = real_number("--max-seconds-per-timing", max_seconds, 1e-3, 3600);
   return request;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -43,6 +44,7 @@ struct Request {
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  double max_ulp = std::numeric_limits<double>::infinity();  // of the matrix outputs, beside the tolerance
   bool round_before_gamma = false;
   bool batch_invariant = false;
   uint64_t seed = 1;

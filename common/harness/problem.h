@@ -49,6 +49,7 @@ struct ProblemOptions {
   uint64_t seed = 1;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  double max_ulp = std::numeric_limits<double>::infinity();  // beside that of ComparisonOptions, for every variant
   bool round_before_gamma = false;       // RMSNorm: the normalized element is rounded to its type, then multiplied
   bool batch_invariant = false;          // the final kernels of norms over rows: a row's bits whatever the batch
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}

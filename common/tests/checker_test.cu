@@ -177,6 +177,8 @@ TEST_F(Checker, CatchesOneUlpWhereTheVariantPromisesLess) {
   EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024").exit_code, 0);  // within the tolerance
   EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024", {}, {.max_ulp = 0.75}).exit_code, 1);
   EXPECT_EQ(check(run_with_fault<Fault::none>, "3x1024", {}, {.max_ulp = 0.75}).exit_code, 0);
+  EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024", {"--max-ulp", "0.75"}).exit_code, 1);
+  EXPECT_EQ(check(run_with_fault<Fault::none>, "3x1024", {"--max-ulp", "0.75"}).exit_code, 0);
 }
 
 TEST_F(Checker, ReportsRefusedLaunchesAndGoesOn) {
