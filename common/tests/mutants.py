@@ -263,6 +263,10 @@ class Worker:
         folder.mkdir(exist_ok=True)
         return folder / stage
 
+    def without_place(self, said: str) -> str:
+        """Without where this copy lies."""
+        return said.replace(f"{self.root.resolve()}/", "").replace(f"{self.root}/", "")
+
     def count_of(self, stage: str) -> Case:
         """Its programs take long to compile in the later stages: only where a mutant gets past the cases."""
         if stage not in self.counts:
@@ -291,13 +295,14 @@ class Worker:
             for case in cases:
                 if (said := case.run()) is not None:
                     self.require(replace(case, command=(str(self.without_mutant(mutant.stage)), *case.command[1:])))
-                    return Outcome(mutant, case.name, said, time.monotonic() - begin)
+                    return Outcome(mutant, case.name, self.without_place(said), time.monotonic() - begin)
             file.write_text(original, encoding="utf-8")
             count = self.count_of(mutant.stage)
             file.write_text(mutated, encoding="utf-8")
             self.make(f"{mutant.stage}_counting")
-            said = count.run()
-            return Outcome(mutant, count.name if said is not None else "", said or "", time.monotonic() - begin)
+            if (said := count.run()) is not None:
+                return Outcome(mutant, count.name, self.without_place(said), time.monotonic() - begin)
+            return Outcome(mutant, "", "", time.monotonic() - begin)
         finally:
             file.write_text(original, encoding="utf-8")
 
