@@ -14,6 +14,9 @@ std::string refusal(const Variant& variant, const ProblemOptions& options) {
   for (const Variant::Limit& limit : variant.limits()) {
     if (!limit.accepts(options)) return limit.sentence;
   }
+  if (!options.uneven.empty() && !variant.overwritten().empty()) {
+    return "its outputs take the place of inputs, and --uneven gives them other strides";
+  }
   return "";
 }
 
@@ -27,10 +30,12 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.pixels = request.pixels;
   options.layout = request.layout;
   options.row_padding = request.row_padding;
+  options.uneven = request.uneven;
   options.input = request.inputs.front();
   options.seed = request.seed;
   options.eps = request.eps;
   options.momentum = request.momentum;
+  options.max_ulp = request.max_ulp;
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
   for (const TensorSpec& spec : tensors_of(operation)) {

@@ -57,7 +57,9 @@ void compare(Check& check, const Problem& problem, const Variant& variant, const
     return;
   }
   std::vector<HostTensor> results = workspace.download();
-  check.comparison = problem.compare(results, variant.comparison());
+  ComparisonOptions comparison = variant.comparison();
+  comparison.max_ulp = std::min(comparison.max_ulp, problem.options().max_ulp);
+  check.comparison = problem.compare(results, comparison);
   if (known) *known = {std::move(results), check.comparison};
 }
 

@@ -63,6 +63,7 @@ Json json_of(const Check& check, const std::string& stage) {
   if (o.batch_invariant) entry["batch_invariant"] = true;
   entry["row_padding"] = o.row_padding;
   entry["misalign"] = check.misalign;
+  if (!o.uneven.empty()) entry["uneven"] = o.uneven;
   entry["without"] = o.absent;
   if (o.pixels > 1) {
     entry["pixels"] = o.pixels;
@@ -107,7 +108,8 @@ Json json_of(const KernelResources& kernel, const VariantResources& of, const st
 // Only tensors as a timing has them: contiguous, aligned, none left out.
 bool is_plain(const Check& check) {
   const ProblemOptions& o = check.options;
-  return o.row_padding == 0 && check.misalign == 0 && o.absent.empty() && !o.round_before_gamma && !o.batch_invariant;
+  const bool is_even = o.row_padding == 0 && check.misalign == 0 && o.uneven.empty();
+  return is_even && o.absent.empty() && !o.round_before_gamma && !o.batch_invariant;
 }
 
 // The launches of each case by the code of their kernels, and under "kernel_names" whose code that is. Nothing of a

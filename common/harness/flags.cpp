@@ -139,6 +139,19 @@ void check_without(const Request& request) {
   }
 }
 
+void check_uneven(const Request& request) {
+  std::vector<std::string_view> allowed = {"all"};
+  for (const Operation operation : all_operations) {
+    for (const TensorSpec& spec : tensors_of(operation)) {
+      if (std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) allowed.push_back(spec.name);
+    }
+  }
+  if (!request.uneven.empty() && std::find(allowed.begin(), allowed.end(), request.uneven) == allowed.end()) {
+    throw RequestError(
+        fmt::format("--uneven takes one of: {}; it was given '{}'", fmt::join(allowed, ", "), request.uneven));
+  }
+}
+
 // What our own output depends on is looked at here; the rest of Google Benchmark's flags is its own affair.
 void read_benchmark_flags(Request& request) {
   const auto format = [&](std::string_view name, std::string& value) {
@@ -188,7 +201,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, input = "arange,normal",
               variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
               modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
-              momentum = "0.1", seed = "1", max_seconds = "0.5";
+              momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -219,12 +232,18 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
        problem);
+  what(app.add_option("--uneven", request.uneven,
+                      "a tensor that has an element more of both than the others; all: each than the one before it"),
+       problem);
   what(app.add_option("--without", without, "tensors to pass as null where they are optional: gamma,beta,mean,rstd"),
        problem);
   what(app.add_option("--pixels", pixels, "BatchNorm: height times width"), problem);
   what(app.add_option("--layout", layout, "BatchNorm: channels_last or channels_first"), problem);
   what(app.add_option("--eps", eps, "added to the variance, inside the root"), problem);
   what(app.add_option("--momentum", momentum, "BatchNorm: weight of the new running statistics"), problem);
+  what(app.add_option("--max-ulp", max_ulp,
+                      "last places that results may be off, beside the tolerance: 0.6 is rounding"),
+       problem);
   what(app.add_option("--seed", seed, "of the inputs"), problem);
 
   constexpr const char* run = "Run";
@@ -345,8 +364,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
   if (!without.empty()) request.without = split(without, ',');
   check_without(request);
+  check_uneven(request);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
+  if (max_ulp != "inf") request.max_ulp = real_number("--max-ulp", max_ulp, 0, 1e30);
   request.seed = static_cast<uint64_t>(one("--seed", seed, 0, std::numeric_limits<int64_t>::max()));
   request.max_seconds_per_timing = real_number("--max-seconds-per-timing", max_seconds, 1e-3, 3600);
   return request;

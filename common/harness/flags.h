@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -38,10 +39,12 @@ struct Request {
   std::vector<std::string> without;
   int64_t row_padding = 0;
   int64_t misalign = 0;  // elements
+  std::string uneven;    // a tensor that has an element more of both, or all
   int64_t pixels = 1;
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  double max_ulp = std::numeric_limits<double>::infinity();  // of the matrix outputs, beside the tolerance
   bool round_before_gamma = false;
   bool batch_invariant = false;
   uint64_t seed = 1;

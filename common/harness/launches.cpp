@@ -105,7 +105,7 @@ DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMe
   uintptr_t address = 0;
   const auto add = [&](std::string_view name, const HostTensor& like) {
     address += apart;
-    const uintptr_t start = address + named.misalign * size_of(like.dtype);
+    const uintptr_t start = address + (named.misalign + like.more) * size_of(like.dtype);
     void* const data = like.present ? reinterpret_cast<void*>(start) : nullptr;
     arguments.tensors.push_back({name, like.dtype, data, like.stride});
   };

@@ -192,7 +192,14 @@ int64_t HostTensor::count() const {
 
 std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
   std::vector<HostTensor> tensors;
-  for (const TensorSpec& spec : tensors_of(options.operation)) tensors.push_back(shape_tensor(options, spec));
+  int64_t before = 0;
+  for (const TensorSpec& spec : tensors_of(options.operation)) {
+    HostTensor& tensor = tensors.emplace_back(shape_tensor(options, spec));
+    tensor.more = options.uneven == "all" ? before : options.uneven == spec.name ? 1 : 0;
+    // The matrices of BatchNorm have no gaps.
+    if (spec.extent == Extent::matrix && !is_batchnorm(options.operation)) tensor.stride += tensor.more;
+    ++before;
+  }
   return tensors;
 }
 

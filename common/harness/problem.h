@@ -42,10 +42,14 @@ struct ProblemOptions {
   int64_t pixels = 1;   // BatchNorm: height * width
   ChannelLayout layout = ChannelLayout::channels_last;
   int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
+  // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
+  // the others. Or "all": each tensor has one more of both than the one before it. Empty: all are alike.
+  std::string uneven = {};
   Input input = Input::normal;
   uint64_t seed = 1;
   float eps = 1e-6f;
   float momentum = 0.1f;
+  double max_ulp = std::numeric_limits<double>::infinity();  // beside that of ComparisonOptions, for every variant
   bool round_before_gamma = false;       // RMSNorm: the normalized element is rounded to its type, then multiplied
   bool batch_invariant = false;          // the final kernels of norms over rows: a row's bits whatever the batch
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
@@ -60,7 +64,8 @@ struct HostTensor {
   Dtype dtype;
   int64_t rows, cols, stride;  // per_row: rows x 1; per_col: 1 x cols; stride in elements
   bool present = true;
-  HostBytes bytes;  // padding between rows holds `padding_pattern`
+  HostBytes bytes;   // padding between rows holds `padding_pattern`
+  int64_t more = 0;  // ProblemOptions::uneven: elements that it starts further past its alignment than it would
 
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };

@@ -37,7 +37,7 @@ Workspace::Workspace(const Problem& problem, int64_t misalign)
     : problem_(problem), room_(Dtype::fp32, workspace_of(problem.options())) {
   arguments_.options = problem.options();
   for (const HostTensor& tensor : problem.tensors()) {
-    buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign);
+    buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign + tensor.more);
     arguments_.tensors.push_back(
         {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
   }

@@ -120,6 +120,7 @@ TEST_F(Checker, AcceptsRightResults) {
   const auto right = run_with_fault<Fault::none>;
   for (const Outcome& outcome : {check(right, "1x1,7x33,64x1024", {"--input", "all"}),
                                  check(right, "5x33", {"--row-padding", "3", "--misalign", "1"}),
+                                 check(right, "5x33", {"--row-padding", "1", "--misalign", "1", "--uneven", "all"}),
                                  check(right, "5x33", {"--without", "gamma,beta,mean,rstd"}), check(right, "0x8")}) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output << outcome.errors;
   }
@@ -176,6 +177,8 @@ TEST_F(Checker, CatchesOneUlpWhereTheVariantPromisesLess) {
   EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024").exit_code, 0);  // within the tolerance
   EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024", {}, {.max_ulp = 0.75}).exit_code, 1);
   EXPECT_EQ(check(run_with_fault<Fault::none>, "3x1024", {}, {.max_ulp = 0.75}).exit_code, 0);
+  EXPECT_EQ(check(run_with_fault<Fault::one_ulp_more>, "3x1024", {"--max-ulp", "0.75"}).exit_code, 1);
+  EXPECT_EQ(check(run_with_fault<Fault::none>, "3x1024", {"--max-ulp", "0.75"}).exit_code, 0);
 }
 
 TEST_F(Checker, ReportsRefusedLaunchesAndGoesOn) {

@@ -98,6 +98,7 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--param-dtype fp64", {"--param-dtype", "bf16", "'fp64'"}},
       {"--row-padding -1", {"--row-padding", "from 0"}},
       {"--misalign 1000000", {"--misalign", "from 0"}},
+      {"--uneven z", {"--uneven takes one of: all, x", "'z'"}},
       {"--without residual", {"--without", "gamma", "'residual'"}},
       {"--eps -1", {"--eps", "from 0"}},
       {"--eps nan", {"--eps", "'nan'"}},
@@ -155,7 +156,7 @@ TEST_F(ProgramTest, HelpAndListNeedNoDevice) {
                            "--variant",   "--operation", "--param-dtype", "--row-padding",  "--misalign",
                            "--without",   "--eps",       "--seed",        "--check-only",   "--list",
                            "--resources", "--time",      "--json",        "--save-tensors", "--max-seconds-per-timing",
-                           "--benchmark_"}) {
+                           "--uneven",    "--benchmark_"}) {
     EXPECT_NE(help.out.find(flag), std::string::npos) << flag;
   }
   const Outcome list = run("--list");

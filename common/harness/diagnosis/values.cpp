@@ -38,7 +38,8 @@ std::string not_finite(const Evidence& evidence) {
     }
   }
   if (special == found.compared) return "NaN or infinite in every element";
-  if (options.row_padding > 0) return "not finite: elements between the rows (which hold NaN) may have been read";
+  if (options.row_padding > 0 || !options.uneven.empty())
+    return "not finite: elements between the rows (which hold NaN) may have been read";
   const std::string place = place_of(found);
   return fmt::format("not finite in {} elements{}{}", special, place.empty() ? "" : ", ", place);
 }
