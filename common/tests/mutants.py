@@ -442,7 +442,7 @@ def main() -> int:
             return 0
         if options.check:
             problems = check(everything)
-            print("\n".join(problems) if problems else f"{len(everything)} mutants: each applies, and has been run")
+            print("\n".join(problems) or f"{len(everything)} mutants: each applies, and has been run if it can be here")
             return 1 if problems else 0
         with tempfile.TemporaryDirectory() as temporary:
             return run_all(mutants, everything, options, options.work or Path(temporary))
