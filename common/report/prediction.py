@@ -252,33 +252,22 @@ def predictions_table(place: Place) -> Table:
     entries = committed(place.repository, place.gpu, shape, dtype)
     if not entries:
         raise ReportError(f"no kernel was counted and measured on {place.gpu} at {shape} in {dtype}")
-    lines = []
     others = left_out(entries)
+
+    def line(label: str, own: Sequence[Compared], step: float, unseen: Sequence[float]) -> list[str]:
+        worst = max(own, key=lambda entry: abs(entry.off()))
+        return [
+            label, f"`{worst.name.split('/')[1]}`", str(len(own)),
+            f"{median_off(entry.off() for entry in own) * 100:.0f} %", signed(worst.off()), f"{step * 1e9:.0f} ns",
+            f"{median_off(unseen) * 100:.0f} %", signed(max(unseen, key=abs)),
+        ]
+
+    lines = []
     for stage, (step, offs) in others.items():
         own = [entry for entry in entries if entry.stage == stage]
-        worst = max(own, key=lambda entry: abs(entry.off()))
-        lines.append([
-            dagger(stage, any(entry.stale for entry in own)),
-            f"`{worst.name.split('/')[1]}`",
-            str(len(own)),
-            f"{median_off(entry.off() for entry in own) * 100:.0f} %",
-            signed(worst.off()),
-            f"{step * 1e9:.0f} ns",
-            f"{median_off(offs) * 100:.0f} %",
-            signed(max(offs, key=abs)),
-        ])
-    worst = max(entries, key=lambda entry: abs(entry.off()))
+        lines.append(line(dagger(stage, any(entry.stale for entry in own)), own, step, offs))
     unseen = [off for _, offs in others.values() for off in offs]
-    lines.append([
-        "all",
-        f"`{worst.name.split('/')[1]}`",
-        str(len(entries)),
-        f"{median_off(entry.off() for entry in entries) * 100:.0f} %",
-        signed(worst.off()),
-        f"{entries[0].predicted.step_seconds * 1e9:.0f} ns",
-        f"{median_off(unseen) * 100:.0f} %",
-        signed(max(unseen, key=abs)),
-    ])
+    lines.append(line("all", entries, entries[0].predicted.step_seconds, unseen))
     head = ["stage", "worst kernel", "kernels", "median", "worst", "step", "median, left out", "worst, left out"]
     right, pairs = in_order(entries)
     narrow = [entry.off() for entry in committed(place.repository, place.gpu, shape, "fp16", "bf16")]

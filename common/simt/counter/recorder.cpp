@@ -575,9 +575,8 @@ void Recorder::find(const Found& found) {
   results_.findings.back().count = 1;
 }
 
-void Recorder::check_global(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic,
-                            uint32_t instruction) {
-  Shadow& shadow = Shadow::instance();
+// What the running thread does, before it is known what is wrong with it.
+Recorder::Found Recorder::found_at(uintptr_t address, unsigned bytes, bool writes, uint32_t instruction) const {
   Found found;
   found.place = instructions_[instruction].place;
   found.is_write = writes;
@@ -585,6 +584,13 @@ void Recorder::check_global(uintptr_t address, unsigned bytes, bool reads, bool 
   found.thread = thread();
   found.bytes = bytes;
   found.address = address;
+  return found;
+}
+
+void Recorder::check_global(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic,
+                            uint32_t instruction) {
+  Shadow& shadow = Shadow::instance();
+  Found found = found_at(address, bytes, writes, instruction);
   if (address % bytes != 0 && std::has_single_bit(bytes)) {
     found.kind = FindingKind::misaligned;
     find(found);
@@ -707,15 +713,9 @@ bool Recorder::is_misplaced(uintptr_t address, bool writes) const {
 }
 
 void Recorder::tell_of_bounds(uintptr_t offset, unsigned bytes, bool writes, uint32_t instruction) {
-  Found found;
+  Found found = found_at(offset, bytes, writes, instruction);
   found.kind = FindingKind::out_of_bounds;
-  found.place = instructions_[instruction].place;
-  found.is_write = writes;
   found.is_shared = true;
-  found.block = block_;
-  found.thread = thread();
-  found.bytes = bytes;
-  found.address = offset;
   find(found);
 }
 
@@ -734,14 +734,8 @@ void Recorder::check_shared(Recorder& owner, uintptr_t address, unsigned bytes, 
   std::unique_lock<std::mutex> lock;
   if (cluster_ != nullptr) lock = std::unique_lock(owner.shared_mutex_);
   SharedByte* const cells = owner.shared_ + (address - owner.tls_);
-  Found found;
-  found.place = instructions_[instruction].place;
-  found.is_write = writes;
+  Found found = found_at(address, bytes, writes, instruction);
   found.is_shared = true;
-  found.block = block_;
-  found.thread = thread();
-  found.bytes = bytes;
-  found.address = address;
   if (address % bytes != 0 && std::has_single_bit(bytes)) {
     found.kind = FindingKind::misaligned;
     find(found);

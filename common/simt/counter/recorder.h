@@ -208,6 +208,7 @@ class Recorder {
   // What one thread does to one place, by operation.
   void touch(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic, const Place& place,
              unsigned piece);
+  Found found_at(uintptr_t address, unsigned bytes, bool writes, uint32_t instruction) const;
   void check_global(uintptr_t address, unsigned bytes, bool reads, bool writes, bool atomic, uint32_t instruction);
   void check_race(uintptr_t address, unsigned bytes, bool writes, AccessKind kind, Found& found);
   bool is_ordered(const GlobalAccess& before) const;
