@@ -32,8 +32,8 @@ from results import DEFAULT_GPU, ROOT, ReportError, Repository
 
 OPTIONS = {
     "code": {"file", "snippet"},
-    "figure": {"key", "unit", "counter", "digits", "over", "over_counter", "gpu"},
-    "claim": {"key", "unit", "counter", "over", "over_counter", "above", "below", "gpu"},
+    "figure": {"key", "unit", "counter", "digits", "over", "over_counter", "over_gpu", "gpu"},
+    "claim": {"key", "unit", "counter", "over", "over_counter", "over_gpu", "above", "below", "gpu"},
     "nav": set(),
 }
 

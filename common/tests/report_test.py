@@ -206,11 +206,13 @@ class Playground(unittest.TestCase):
         self.assertIn(old, text)
         self.write(name, text.replace(old, new, 1))
 
-    def results(self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None) -> None:
-        context = {"gpu": "h200", "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
+    def results(
+        self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None, gpu: str = "h200"
+    ) -> None:
+        context = {"gpu": gpu, "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
                    "source_hash": source_hash.source_hash(stage, self.root), "caches": []}
         document = {"context": context, "benchmarks": benchmarks, "checks": checks or []}
-        self.write(f"{stage}/results/h200.json", json.dumps(document))
+        self.write(f"{stage}/results/{gpu}.json", json.dumps(document))
 
     def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, REPORT / name, "--root", self.root, *arguments]
@@ -1079,6 +1081,25 @@ class Tables(Playground):
         self.results("02_tree", timings[2:])
         self.assertIn("no number of rows", self.refused("<!-- sync:table models stage=02_tree variant=fused -->"))
 
+    def test_two_gpus(self) -> None:
+        wanted = "two-gpus operation=layernorm_forward shape=1024x1024 stage=01_naive"
+        self.assertIn("there is no 01_naive/results/h100.json", self.refused(f"<!-- sync:table {wanted} -->"))
+        slower = [
+            benchmark("01_naive", "plain", 2388.6, share=0.0141),
+            benchmark("01_naive", "small", 1410.0, share=0.02),
+        ]
+        self.results("01_naive", slower, gpu="h100")
+        self.results("02_tree", [benchmark("02_tree", "best", 1.0, share=0.9)], gpu="h100")
+        self.results("03_later", [])
+        self.results("03_later", [], gpu="h100")
+        lines = self.table(wanted)
+        self.assertIn("| H200, ms | H100, ms | times as long |", lines[0])
+        self.assertEqual(lines[2], "| 01 | `plain` | 2.39 | 2.39 | 1.00 | 1.0 % | 1.4 % |")
+        self.assertEqual(lines[3], "| 01 | `small` | 1.00 | 1.41 | 1.41 | 2.0 % | 2.0 % |")
+        self.assertEqual(len([line for line in lines if line.startswith("|")]), 5)  # and the copy
+        key = "key=01_naive/small/layernorm_forward/fp32/1024x1024/cold"
+        self.assertEqual(self.filled(f"<!-- sync:figure {key} gpu=h100 over_gpu=h200 unit=x -->"), "1.41x")
+
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
         self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
@@ -1108,7 +1129,7 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, predictions, verified, compare, family, models, tutorial, ladder-all",
+            "counting, predictions, verified, compare, family, models, tutorial, two-gpus, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
