@@ -10,8 +10,8 @@
 #include <unordered_map>
 
 #include "../src/block.h"
+#include "../src/variables.h"
 #include "recorder.h"
-#include "variables.h"
 
 namespace simt {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "../src/block.h"
-#include "variables.h"
+#include "../src/variables.h"
 
 extern thread_local unsigned char worklog_dynamic_shared[];
 
