@@ -218,8 +218,8 @@ def doubles_in(source: str) -> int:
 class Problem:
     """One thing that keeps an exercise from being solved.
 
-    `kind`: compile, wrong, damage, error, crash, hang, report, uncounted, goal, speed, refused; or a finding of the counter's:
-    shared_race, global_write_race, global_race, uninitialized_read, out_of_bounds, misaligned."""
+    `kind`: compile, wrong, damage, error, crash, hang, report, uncounted, goal, speed, refused; or a finding of the
+    counter's: shared_race, global_write_race, global_race, uninitialized_read, out_of_bounds, misaligned."""
 
     kind: str
     text: str

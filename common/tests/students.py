@@ -2,7 +2,7 @@
 """Solutions as students write them, and what the grader makes of each.
 
     python3 common/tests/students.py --all                  grades every one of them (half an hour on two cores)
-    python3 common/tests/students.py --sample 6 --seed 7    vets all, and grades six of the right ones and two wrong ones
+    python3 common/tests/students.py --sample 6 --seed 7    vets all, and grades six right ones and two wrong ones
     python3 common/tests/students.py --only 02.1.tile_macro
     python3 common/tests/students.py --check                they fit the exercises, and README.md lists them; no build
     python3 common/tests/students.py --write                makes the list in README.md
@@ -171,13 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--all", action="store_true", help="grade every solution")
-    what.add_argument("--sample", type=int, metavar="N", help="vet all; grade N right ones and a third as many wrong ones")
+    what.add_argument("--sample", type=int, metavar="N", help="vet all; grade N right ones, and a third as many wrong")
     what.add_argument("--only", metavar="NAME", help="grade those whose name has this in it")
     what.add_argument("--check", action="store_true", help="do they fit the exercises, and is the list current?")
     what.add_argument("--write", action="store_true", help="make the list in README.md")
     parser.add_argument("--build", type=Path, default=ROOT / "build/cpu")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=int(time.time()) // 86400, help="of the sample and the grading; the day")
+    today = int(time.time()) // 86400
+    parser.add_argument("--seed", type=int, default=today, help="of the sample and of the grading; the day's otherwise")
     options = parser.parse_args(arguments)
     try:
         right, wrong = all_solutions()
