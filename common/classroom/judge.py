@@ -160,6 +160,7 @@ class Judge:
         self.options = options
         self.work = work
         self.gpu = gpu_named(options.gpu)
+        self.timing = grade.gpu_toolchain() if options.time else None  # says so at once where there is no GPU
         self.toolchain = Toolchain(ROOT, options.build)
         self.toolchain.make_parts(("judging_parts",))
         self.sandbox = Sandbox(options.isolation)
@@ -189,8 +190,8 @@ class Judge:
                 self.sandbox.stop()
                 raise
         verdict.problems.sort(key=lambda each: KINDS.index(each["kind"]) if each["kind"] in KINDS else len(KINDS))
-        if self.options.time and not any(problem["kind"] in ("hang", "crash") for problem in verdict.problems):
-            time_on_gpu(self, verdict)
+        if self.timing and not any(problem["kind"] in ("hang", "crash") for problem in verdict.problems):
+            time_on_gpu(self, self.timing, verdict)
         verdict.seconds = round(time.monotonic() - begun, 1)
         return verdict
 
@@ -391,14 +392,14 @@ def between(names: Sequence[str]) -> str:
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
-def time_on_gpu(judge: Judge, verdict: Verdict) -> None:
+def time_on_gpu(judge: Judge, toolchain: Toolchain, verdict: Verdict) -> None:
     """Builds the source as it is with nvcc, checks it there, and times it: outside of the sandbox."""
-    toolchain = grade.gpu_toolchain()
     toolchain.make_parts(("judging_parts",))
-    entry, shape = judge.entry, judge.options.shapes or LADDER
+    checked_at = judge.options.shapes or CHECKED[judge.has_rows][0]
+    timed_at = judge.options.shapes or COUNTED[judge.has_rows].rpartition(",")[2]
     unit, program = judge.work / "gpu.o", judge.work / "gpu"
     main = judge.work / "gpu.cu"
-    main.write_text(gpu_unit(judge.source, entry, judge.options.file.name), encoding="utf-8")
+    main.write_text(gpu_unit(judge.source, judge.entry, judge.options.file.name), encoding="utf-8")
     recipe = toolchain.recipe(False)
     code, said = run_tool(replaced(recipe.compile, str(unit), str(main)), ROOT)
     if code == 0:
@@ -410,18 +411,19 @@ def time_on_gpu(judge: Judge, verdict: Verdict) -> None:
         add_problem(verdict, "gpu", f"nvcc does not take it:\n{last_lines(said)}")
         return
     report = judge.work / "gpu.json"
-    checked = run(program, [*judge.flags(shape, "--input all").split(), "--check-only"], report)
+    checked = run(program, [*judge.flags(checked_at, "--input all").split(), "--check-only"], report)
     wrong = [check for check in checked.document.get("checks", []) if check["input"] != HARDEST]
     for problem in problems_of_checks(wrong):
         add_problem(verdict, problem.kind, f"on this GPU: {problem.text.removeprefix('solve ')}")
     if not checked.document:
         add_problem(verdict, "crash", f"on this GPU: {last_lines(checked.output)}")
         return
-    flags = [*judge.flags(shape, FIRST).split(), "--time", "cold"]
-    timed = run(program, flags, report)
+    timed = run(program, [*judge.flags(timed_at, FIRST).split(), "--time", "cold"], report)
     for timing in timings_of(timed.document, False):
-        verdict.gpu = {"shape": f"{timing.rows}x{timing.cols}", "us": timing.seconds * 1e6}
-        verdict.gpu |= {"share_of_copy": timing.share_of_copy}
+        shape = f"{timing.rows}x{timing.cols}"
+        verdict.gpu = {"shape": shape, "us": timing.seconds * 1e6, "share_of_copy": timing.share_of_copy}
+    if not verdict.gpu:
+        add_problem(verdict, "gpu", f"it could not be timed on this GPU:\n{last_lines(timed.output)}")
 
 
 def gpu_unit(source: str, entry: Entry, name: str) -> str:
@@ -453,12 +455,13 @@ def report_of(verdict: Verdict, gpu: Gpu) -> str:
     if verdict.predicted_us is not None:
         predicted = f"Predicted for an {gpu.name}: {significant(verdict.predicted_us)} µs. {verdict.between}"
         lines += ["", predicted.strip(), ""]
-        lines += [table(HEAD, {verdict.entry.operation: verdict.ladder}), "", legend(gpu, any(line[-1] for line in verdict.ladder))]
+        is_measured = any(line[-1] for line in verdict.ladder)
+        lines += [table(HEAD, {verdict.entry.operation: verdict.ladder}), "", legend(gpu, is_measured)]
     if verdict.gpu:
         lines += [
             "",
             f"On this machine's GPU, {verdict.gpu['shape']}: {verdict.gpu['us']:.4g} µs, "
-            f"{verdict.gpu['share_of_copy']:.1%} of the speed of a copy.",
+            f"{verdict.gpu['share_of_copy'] or 0:.1%} of the speed of a copy.",
         ]
     return "\n".join(lines)
 
