@@ -80,6 +80,20 @@ LONGEST_NAME = 20  # in a table
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A kernel on the ladder."""
+
+    name: str  # "03 block_per_row"; empty: the one that is judged
+    predicted: float  # seconds
+    measured: float | None
+    line: list[str]  # of the table
+
+    def document(self) -> Json:
+        measured_us = None if self.measured is None else round(self.measured * 1e6, 2)
+        return {"kernel": self.name, "predicted_us": round(self.predicted * 1e6, 2), "measured_us": measured_us}
+
+
 @dataclass
 class Verdict:
     """All that was found of a source."""
@@ -92,7 +106,7 @@ class Verdict:
     told: list[str] = field(default_factory=list)  # sentences that are no problems
     counts: dict[str, float] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
-    ladder: list[list[str]] = field(default_factory=list)
+    ladder: list[Standing] = field(default_factory=list)  # by predicted time, the slowest first
     between: str = ""
     predicted_us: float | None = None
     gpu: Json = field(default_factory=dict)
@@ -121,6 +135,7 @@ class Verdict:
             "counts": self.counts,
             "predicted_us": self.predicted_us,
             "between": self.between,
+            "ladder": [each.document() for each in self.ladder],
             "gpu": self.gpu,
             "isolation": self.isolation,
             "seconds": self.seconds,
@@ -324,14 +339,12 @@ class Judge:
         mine = Rung(list(kernels_of(entry)))
         seconds = mine.prediction(self.gpu).seconds
         verdict.predicted_us = round(seconds * 1e6, 2)
-        shape = f"{entry['rows']}x{entry['cols']}"
-        lines = [(seconds, line_of(f">>/{self.options.file.stem[:LONGEST_NAME]}/solve", mine, self.gpu, None), "")]
-        repository = Repository(ROOT)
-        if shape == LADDER:
-            lines += ladder_lines(repository, self.entry, self.gpu, self.options.gpu)
-        lines.sort(key=lambda each: -each[0])
-        verdict.ladder = [line for _, line, _ in lines]
-        names = [name for _, _, name in lines]
+        line = line_of(f">>/{self.options.file.stem[:LONGEST_NAME]}/solve", mine, self.gpu, None)
+        standings = [Standing("", seconds, None, line)]
+        if f"{entry['rows']}x{entry['cols']}" == LADDER:
+            standings += ladder(Repository(ROOT), self.entry, self.gpu, self.options.gpu)
+        verdict.ladder = sorted(standings, key=lambda each: -each.predicted)
+        names = [each.name for each in verdict.ladder]
         verdict.between = between([name for name in names if not name or name in RUNGS] if RUNGS[0] in names else names)
 
 
@@ -361,8 +374,8 @@ def add_finding(verdict: Verdict, finding: Json, plain: Callable[[str], str]) ->
     add_problem(verdict, str(finding["kind"]), text + times)
 
 
-def ladder_lines(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) -> list[tuple[float, list[str], str]]:
-    """Of each variant of a stage that does the same: its predicted time, its line, its name."""
+def ladder(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) -> list[Standing]:
+    """Of each variant of a stage that does the same, where it stands."""
     multiprocessors = read_json(ROOT / COUNTED_LADDER, ROOT)["context"]["multiprocessors"]  # on which it was counted
     counted = committed_counts(repository, LADDER, entry.dtype, int(multiprocessors)).kernels
     kernels = [
@@ -375,7 +388,8 @@ def ladder_lines(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) 
         measured = measured_seconds(repository, gpu_name, name)
         beside = Compared(name, predicted, *measured) if measured else None
         stage, variant = name.split("/")[:2]
-        found.append((predicted.seconds, line_of(name, rung, gpu, beside), f"{stage[:2]} {variant}"))
+        line = line_of(name, rung, gpu, beside)
+        found.append(Standing(f"{stage[:2]} {variant}", predicted.seconds, measured[0] if measured else None, line))
     return found
 
 
@@ -455,8 +469,9 @@ def report_of(verdict: Verdict, gpu: Gpu) -> str:
     if verdict.predicted_us is not None:
         predicted = f"Predicted for an {gpu.name}: {significant(verdict.predicted_us)} µs. {verdict.between}"
         lines += ["", predicted.strip(), ""]
-        is_measured = any(line[-1] for line in verdict.ladder)
-        lines += [table(HEAD, {verdict.entry.operation: verdict.ladder}), "", legend(gpu, is_measured)]
+        is_measured = any(each.measured for each in verdict.ladder)
+        of_all = {verdict.entry.operation: [each.line for each in verdict.ladder]}
+        lines += [table(HEAD, of_all), "", legend(gpu, is_measured)]
     if verdict.gpu:
         lines += [
             "",

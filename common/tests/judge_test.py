@@ -100,6 +100,10 @@ class Learners(unittest.TestCase):
         self.assertEqual(tree["counts"]["barriers_per_row"], 20)  # of each of the two sums: 1 + 8 + 1
         self.assertEqual(tree["kernels"], ["layer_norm <<<1024, 256>>>"])
         self.assertIn("between 02 two_pass and 03 block_per_row", tree["between"])
+        own = next(each for each in tree["ladder"] if not each["kernel"])
+        self.assertEqual(own["predicted_us"], tree["predicted_us"])
+        self.assertIsNone(own["measured_us"])
+        self.assertTrue(all(each["measured_us"] for each in tree["ladder"] if each is not own))
         self.assertIn("Predicted for an NVIDIA H200", printed)
         _, rows, _ = self.results["thread_per_row.cu"]
         self.assertGreater(rows["counts"]["load_sectors_per_request"], 16)
@@ -129,6 +133,32 @@ class Learners(unittest.TestCase):
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         keys = re.findall(r"key=(\d\d)_\w+/(\w+)/layernorm_forward/fp32/1024x1024/cold unit=us -->", text)
         self.assertEqual(list(judge.RUNGS), [f"{stage} {variant}" for stage, variant in dict.fromkeys(keys)])
+
+
+class Hostile(unittest.TestCase):
+    def test_it_is_held_as_a_submission_is(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            secret = Path(folder) / "secret.txt"
+            secret.write_text("the word that nobody must know\n", encoding="utf-8")
+            source = Path(folder) / "my.cu"
+            source.write_text(
+                "#include <cstdio>\n#include <cstdlib>\n#include <fstream>\n#include <iostream>\n#include <unistd.h>\n"
+                f"{SOLVE} {{\n"
+                f'  std::ifstream file("{secret}");\n'
+                "  std::cout << file.rdbuf() << std::endl;\n"
+                f'  std::ofstream("{folder}/written.txt") << "here";\n'
+                '  if (system("kill -9 -1") == 0) puts("it ended something");\n'
+                "  _exit(0);\n"
+                "}\n",
+                encoding="utf-8",
+            )
+            code, document, printed = judged(source, "layernorm_forward")
+            self.assertEqual(code, 1, printed)
+            self.assertEqual(document["results"]["right"], 0)
+            self.assertIn(document["problems"][0]["kind"], ("report", "crash"))
+            self.assertFalse((Path(folder) / "written.txt").exists())
+            if judge.Sandbox().way.has_namespaces:
+                self.assertNotIn("nobody must know", printed + json.dumps(document))
 
 
 class Refused(unittest.TestCase):
