@@ -45,9 +45,9 @@ FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
 FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
-    "reading-order.md", "running.md", "method.md", "numerics.md", "profiling.md", "counting.md", "two-gpus.md",
-    "your-gpu.md", "compare.md", "resources.md", "verified.md", "teaching.md", "questions.md", "glossary.md",
-    "sources.md",
+    "reading-order.md", "running.md", "judging.md", "method.md", "numerics.md", "profiling.md", "counting.md",
+    "two-gpus.md", "your-gpu.md", "compare.md", "resources.md", "verified.md", "teaching.md", "questions.md",
+    "glossary.md", "sources.md",
 )
 
 

@@ -665,6 +665,17 @@ TEST(Comparison, ReportDoesNotDependOnTheNumberOfThreads) {
   }
 }
 
+TEST(Comparison, OnlyTheOutputsThatAreNamedAreCompared) {
+  const Problem problem(shaped(8, 64));
+  std::vector<HostTensor> results = layer_norm_on_host(problem, {});
+  std::fill(named(results, "mean").bytes.begin(), named(results, "mean").bytes.end(), std::byte{0});
+  EXPECT_FALSE(problem.compare(results).passed);
+  EXPECT_TRUE(problem.compare(results, {.only = {"y", "rstd"}}).passed);
+  const Comparison comparison = problem.compare(results, {.only = {"mean"}});
+  EXPECT_EQ(comparison.compared, 8);
+  EXPECT_EQ(comparison.differing, 8);
+}
+
 TEST(Comparison, CountsAndErrorsArePerOutput) {
   const Problem problem(shaped(6, 10));
   std::vector<HostTensor> results = right_results(problem);

@@ -194,7 +194,7 @@ class NotOnTheCpu(unittest.TestCase):
             ("extern __shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
             ("extern __align__(16)\n__shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
             ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));', "k.cuh:1: inline PTX (asm)"),
-            ("\n#include <cub/cub.cuh>", "k.cuh:2: CUB"),
+            ("\n#include <cub/block/block_scan.cuh>", "k.cuh:2: CUB"),
             ("# include <cuda/std/array>", "k.cuh:1: libcu++"),
             ("#include <mma.h>", "k.cuh:1: WMMA"),
             ("float x = tex2D<float>(t, 1, 2);", "k.cuh:1: textures and surfaces"),
