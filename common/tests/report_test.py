@@ -40,6 +40,7 @@ import grid
 import lessons
 import machine_drawings
 import markdown
+import offset_error
 import pages
 import prose
 import redraw
@@ -1412,6 +1413,31 @@ class Redraw(Playground):
 
 
 @unittest.skipUnless(PLOTTER, NO_PLOTTER)
+class OffsetError(unittest.TestCase):
+    def test_merges_as_chan_does(self) -> None:
+        threads = []
+        for values in ((2.0, 4.0), (4.0, 6.0), (1.0, 3.0), (8.0, 8.0)):
+            moments: offset_error.Moments = (0.0, 0.0, 0.0)
+            for value in values:
+                moments = offset_error.add_value(moments, value)
+            threads.append(moments)
+        self.assertEqual(threads, [(2.0, 3.0, 2.0), (2.0, 5.0, 2.0), (2.0, 2.0, 2.0), (2.0, 8.0, 0.0)])
+        self.assertEqual(offset_error.tree(threads, offset_error.merge), (8.0, 4.5, 48.0))
+
+    def test_a_mean_in_two_floats_loses_nothing(self) -> None:
+        row = offset_error.rows_of(10000.0)[0]
+        errors = {way: offset_error.error_of(row, statistics(row)) for way, statistics in offset_error.WAYS.items()}
+        self.assertLess(errors["split_mean"], 1e-6)
+        for way in ("two_pass", "welford"):
+            self.assertTrue(1e-5 < errors[way] < 1e-2, errors)
+        self.assertGreater(errors["one_pass"], 0.1)
+
+    def test_a_figure_that_is_gone_or_new_differs(self) -> None:
+        one = {"a": {"value": 1.0}}
+        self.assertEqual(offset_error.differing(one, {"a": {"value": 1.001}}), [])
+        self.assertEqual(len(offset_error.differing(one, {"a": {"value": 1.1}, "b": {"value": 2.0}})), 2)
+
+
 class Charts(Playground):
     def setUp(self) -> None:
         super().setUp()
@@ -1506,6 +1532,62 @@ class Charts(Playground):
             "predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows",
             described,
         )
+
+    def counted(self, stage: str, variant: str, kernel: str, nanoseconds: float, waits: tuple[float, ...]) -> dict:
+        names = ("waits_memory", "waits_shared", "waits_barrier", "waits_queue", "waits_dispatch")
+        return {
+            "stage": stage, "variant": variant, "kernel": kernel, "operation": "layernorm_forward", "dtype": "fp32",
+            "rows": 1024, "cols": 1024, "pixels": 1, "blocks": 1024, "threads": 256, "cluster": 1,
+            "metrics": {
+                **dict(zip(names, waits)), "duration_ns": nanoseconds, "issue_active_percent": 50.0,
+                "global_load_sectors": 40, "global_load_requests": 10, "l2_to_sm_bytes": 4000.0,
+            },
+        }
+
+    def test_waits_and_bytes_under_way(self) -> None:
+        kernels = [
+            self.counted("01_naive", "plain", "a", 900.0, (30.0, 0.0, 0.0, 0.0, 0.0)),
+            self.counted("01_naive", "small", "a", 400.0, (9.0, 0.0, 1.0, 0.0, 0.0)),
+            self.counted("02_tree", "two_pass", "short", 100.0, (1.0, 0.0, 0.0, 0.0, 0.0)),
+            self.counted("02_tree", "two_pass", "long", 200.0, (2.0, 1.0, 1.0, 0.0, 4.0)),
+        ]
+        del kernels[0]["metrics"]["waits_queue"]  # what was not counted is not drawn
+        document = {"context": {"multiprocessors": "100"}, "metrics": {}, "stages": [], "kernels": kernels}
+        self.write("docs/counters/h200.json", json.dumps(document))
+        self.charts()
+        waits = ElementTree.fromstring(self.read("docs/charts/waits_h200.svg"))
+        self.assertEqual(waits[0].text, "What warps wait for is memory: 90 % of it in 01, 25 to 25 % later")
+        self.assertIn("01_naive small: 10.0 cycles for each instruction, memory 90 %", waits[1].text or "")
+        self.assertIn("02_tree two_pass: 8.00 cycles for each instruction, memory 25 %", waits[1].text or "")
+        described = ElementTree.fromstring(self.read("docs/charts/bytes_under_way_h200.svg"))[1].text or ""
+        # 2 warps for each instruction, half of the cycles with one, 4 schedulers: 4 warps, 128 bytes each, 100 times.
+        self.assertIn("02_tree two_pass 1024x1024: 51.2 kB, 20.0 GB/s", described)
+        self.assertNotIn("01_naive", described)
+
+    def test_names_that_would_touch_are_spread(self) -> None:
+        code = f"""
+import sys
+sys.path.insert(0, {str(REPORT)!r})
+from charts import spread
+apart = spread([5.0, 4.9, 4.8, 1.0], 0.5)
+assert apart[3] == 1.0 and abs(sum(apart[:3]) - 14.7) < 1e-9, apart
+assert all(abs(a - b - 0.5) < 1e-9 for a, b in zip(apart[:2], apart[1:3])), apart
+"""
+        subprocess.run([str(PLOTTER), "-c", code], check=True)
+
+    def test_error_over_the_mean(self) -> None:
+        errors = {"one_pass": 3e-5, "two_pass": 2e-6, "welford": 2e-6, "split_mean": 4e-7}
+        figures = {f"{way}_{mean}": {"value": error * mean / 10} for way, error in errors.items() for mean in (10, 100)}
+        figures["one_pass_100_lost"] = {"value": 2}
+        self.write("docs/data/offset_error.json", json.dumps({"figures": figures}))
+        self.charts()
+        chart = self.read("docs/charts/offset_error.svg")
+        title = "Off by more than 10⁻⁵: E[x²] − E[x]² at a mean of 10 deviations, two passes at 100"
+        self.assertEqual(ElementTree.fromstring(chart)[0].text, title)
+        self.assertIn("rows that become NaN", chart)
+        (self.root / "docs/charts/offset_error.svg").unlink()
+        self.charts("--gpu", "h200")
+        self.assertNotIn("docs/charts/offset_error.svg", self.svgs())
 
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
