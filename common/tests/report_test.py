@@ -45,6 +45,7 @@ import pages
 import prose
 import redraw
 import results
+import slides
 import source_hash
 import sync
 import tables
@@ -2324,6 +2325,24 @@ class Pages(Playground):
         self.assertEqual(staging.written["common/x/y.cpp.md"], "# common/x/y.cpp\n\n````cpp\nint y = 1; // ```\n````\n")
         self.assertEqual([path.name for path in staging.copied], ["h200.json"])
 
+    def test_a_stages_picture_leads_to_its_page_where_that_is_made(self) -> None:
+        text = "![Steps](traces/block.svg) ![Tree](traces/tree.svg)\n"
+        self.assertEqual(self.staged(text)[0], text)
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        staging = pages.Staging(with_traces=True)
+        staging.add(self.write("02_shared_reduction/README.md", text))
+        self.assertEqual(
+            staging.written["02_shared_reduction/README.md"],
+            "[![Steps](traces/block.svg)](../traces/02_shared_reduction_beside.html) ![Tree](traces/tree.svg)\n",
+        )
+
+    def test_exercises_are_those_that_their_pages_list(self) -> None:
+        self.write("01_naive/exercise/README.md", "| task | what |\n| --- | --- |\n| 01.1 A | x |\n| bugs.2 B | y |\n")
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        self.assertEqual(pages.exercises(), ["01.1", "bugs.2"])
+
     def test_what_stands_in_a_fence_is_left_alone(self) -> None:
         text = "```md\n[the kernels](kernels.cuh)\n```\n"
         self.assertEqual(self.staged(text)[0], text)
@@ -2351,20 +2370,75 @@ class Pages(Playground):
         nav = pages.navigation(found, staging.written)
         self.assertEqual(nav[0], {"Start": "README.md"})
         self.assertEqual(
-            nav[1]["The ladder"][0],
+            nav[1]["Lessons 01 to 08"][0],
             {"01 · One thread per row": [
                 "01_naive/README.md", {"The code": "01_naive/code.md"}, {"Exercises": "01_naive/exercise/README.md"}]},
         )
-        self.assertEqual(nav[1]["The ladder"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
+        self.assertEqual(nav[1]["Lessons 01 to 08"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
             "02_tree/notes/README.md", {"Tiles": "02_tree/notes/tiles.md"},
             {"An afterthought": "02_tree/notes/a.md"}]}]}])
-        self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
-        self.assertEqual(nav[3], {"The rooms": [
+        self.assertEqual(nav[2], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[3], {"How the code is built": [
             {"common/report: data": "common/report/README.md"}, {"In Python": "common/library/python/README.md"}]})
+        staging.written["traces/README.md"] = "# Step\n"
+        self.assertEqual(pages.navigation(found, staging.written)[2], {"Step through the kernels": "traces/README.md"})
+        del staging.written["traces/README.md"]
         self.write("docs/primer.md", "# A GPU in ten minutes\n")
         nav = pages.navigation(pages.documents(), staging.written)
         self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
-        self.assertEqual(nav[3], {"Beside the ladder": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[3], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+
+
+class Slides(Playground):
+    """Of the lecture that docs/teaching.md plans."""
+
+    PLAN = """# Teaching
+
+## A lecture
+
+Thirty minutes, *one* question.
+
+| minutes | what | shown |
+| ---: | --- | --- |
+| 10 | bytes on the board | nothing: `let` them count |
+| 20 | [01](../01_naive/README.md): a row | [asks](../01_naive/charts/a.svg), [why](../01_naive/README.md#the-fault) |
+
+## A week
+"""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("docs/teaching.md", self.PLAN)
+        self.write("01_naive/charts/a.svg", "<svg><title>What a warp asks for</title></svg>")
+        self.write(
+            "01_naive/README.md",
+            "# 01 · One\n\n**Question.** What does *it* cost?\n\n"
+            "## The fault\n\nA < b.\n\n```cuda\nx < 1;\n```\n\n## C\n",
+        )
+
+    def test_a_row_makes_a_slide_and_one_for_each_thing_shown(self) -> None:
+        deck = slides.deck(self.root)
+        found = re.findall(r"<section>(.*?)<footer><span>(.*?)</span>", deck, re.DOTALL)
+        self.assertEqual([when for _, when in found], ["", "minutes 0 to 10 of 30", *["minutes 10 to 30 of 30"] * 4])
+        self.assertIn("<p>Thirty minutes, <i>one</i> question.</p>", found[0][0])
+        self.assertEqual(
+            found[1][0], "<h2>bytes on the board</h2><p>Shown: nothing: <code>let</code> them count.</p>")
+        self.assertEqual(found[3][0], "<h2>01 · One</h2><p>What does <i>it</i> cost?</p>")
+        self.assertIn('<img alt="What a warp asks for" src="data:image/svg+xml;base64,', found[4][0])
+        self.assertEqual(found[5][0], "<h2>The fault</h2><p>A &lt; b.</p><pre>x &lt; 1;</pre>")
+
+    def test_a_plan_that_names_what_is_not_there_is_refused(self) -> None:
+        self.edit("docs/teaching.md", "#the-fault", "#no-fault")
+        with self.assertRaisesRegex(results.ReportError, "README.md of 01_naive has no section 'no-fault'"):
+            slides.deck(self.root)
+        self.edit("docs/teaching.md", "## A lecture", "## Another")
+        with self.assertRaisesRegex(results.ReportError, "no section '## A lecture'"):
+            slides.deck(self.root)
+
+    def test_the_lectures_minutes_are_ninety(self) -> None:
+        _, parts = slides.plan((SOURCE / "docs/teaching.md").read_text(encoding="utf-8"))
+        self.assertEqual(sum(part.minutes for part in parts), 90)
+        self.assertNotRegex(slides.deck(SOURCE), r"(?:src|href)=\"(?!data:)")
 
 
 class Lines(unittest.TestCase):
