@@ -1,4 +1,4 @@
-"""What a picture that stands still cannot show: the tree and the shuffles of real traces, as they go.
+"""What a picture that stands still cannot show: the tree, the shuffles and the ring of real traces, as they go.
 
 Each step is a band of the picture, and stays; the animation only leads the eye from one to the next. So a reader who
 wants no motion (prefers-reduced-motion) sees all of it, and so does a program that draws SVG without CSS.
@@ -7,12 +7,14 @@ wants no motion (prefers-reduced-motion) sees all of it, and so does a program t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from svg import INK, MUTED, STROKES, Drawing, coordinate
 
 WIDTH, LEFT = 480, 20
 LANES = 32
+ALL_LANES = 0xFFFFFFFF
 SECONDS = 1.4  # that a step is in front
 
 
@@ -146,4 +148,94 @@ def shuffles_in_time(trace: dict[str, Any]) -> str:
                  color=INK)
     drawing.height = y + 24
     drawing.parts.insert(0, style(len(steps)))
+    return drawing.render()
+
+
+@dataclass(frozen=True)
+class RowInRing:
+    """When a warp's steps reach a row, as numbers of steps: first and last of each kind."""
+
+    copied: tuple[int, int]  # its copies to shared memory start
+    read: tuple[int, int]  # for its moments
+    stored: tuple[int, int]
+
+
+def rows_in_ring(trace: dict[str, Any]) -> tuple[list[RowInRing], int]:
+    """What warp 0 does with each row of the block, and how many steps it has."""
+    x = next(tensor for tensor in trace["tensors"] if tensor["name"] == "x")
+    row_bytes = x["stride"] * x["element_bytes"]
+    steps = [step for step in trace["steps"] if step["warp"] == 0 and "barrier" not in step["operation"]]
+    copies: dict[int, list[int]] = {}
+    stores: dict[int, list[int]] = {}
+    reads = []
+    for place, step in enumerate(steps):
+        lane = (step["lanes"] & -step["lanes"]).bit_length() - 1
+        row = step["offset"][lane] // row_bytes if step["offset"] else 0
+        if step["operation"] == "async_copy_load" and step["memory"] == "x":
+            copies.setdefault(row, []).append(place)
+        elif step["operation"] == "global_store" and step["memory"] == "y":
+            stores.setdefault(row, []).append(place)
+        elif step["operation"] == "shared_load" and step["bytes"] == 16 and step["lanes"] == ALL_LANES:
+            following = steps[place + 1] if place + 1 < len(steps) else None
+            if not following or following["operation"] != "global_store":  # else it is read for the output
+                reads.append(place)
+    rows = []
+    for row, copied in copies.items():  # the moments are found in the rows' order, a read for each copy
+        of_row, reads = reads[: len(copied)], reads[len(copied) :]
+        rows.append(RowInRing((copied[0], copied[-1]), (of_row[0], of_row[-1]), (stores[row][0], stores[row][-1])))
+    return rows, len(steps)
+
+
+def ring_in_time(trace: dict[str, Any]) -> str:
+    """Stage 05's ring: rows on their way while another is computed."""
+    rows, steps = rows_in_ring(trace)
+    places = sum(row.copied[0] < rows[0].stored[0] for row in rows)
+    title = f"While a row is stored, {places - 1} more are here or on their way"
+    told = "; ".join(
+        f"row {number}: copies start at step {row.copied[0]}, moments from {row.read[0]}, stored from {row.stored[0]} "
+        f"to {row.stored[1]}" for number, row in enumerate(rows)
+    )
+    drawing = Drawing(WIDTH, 0, title, f"A warp of a block on the CPU layer, with {places} stages. {told}.")
+    y = heading(drawing, 32, [title])
+    drawing.text(LEFT, y, "From left to right, the steps of a warp.", size=13, color=MUTED)
+    y += 14
+    begin = y
+    unit = (WIDTH - 2 * LEFT) / steps
+    height = 46.0
+    for place in range(places):
+        drawing.text(LEFT, y + 13, f"stage {place}", size=13, bold=True)
+        of_place = list(enumerate(rows))[place::places]
+        # A row's copies follow its predecessor's stores one by one, so that the two bars share a height.
+        for first, last, color, top, high, fill in (
+            bar for _, row in of_place for bar in (
+                (row.copied[0], row.stored[1], "plain", 20, 20, None),
+                (row.copied[0], row.read[0] - 1, "blue", 20, 20, None),
+                (*row.read, "purple", 25, 10, STROKES["purple"]),
+            )
+        ):
+            drawing.rect(LEFT + first * unit, y + top, (last - first + 1) * unit, high, color, round=0, fill=fill,
+                         stroke_width=0.8)
+        for number, row in of_place:
+            first, last = row.stored
+            drawing.rect(LEFT + first * unit, y + 30, (last - first + 1) * unit, 10, "orange", round=0,
+                         fill=STROKES["orange"], stroke_width=0.8)
+            drawing.text(LEFT + (row.copied[1] + 1) * unit + 3, y + 35, str(number), size=13, bold=True)
+        y += height
+    y += 6
+    x = float(LEFT)
+    for words, color, strong in (("on its way", "blue", False), ("here", "plain", False), ("moments", "purple", True),
+                                 ("normalized, stored", "orange", True)):
+        drawing.rect(x, y, 14, 14, color, round=0, fill=STROKES[color] if strong else None)
+        drawing.text(x + 19, y + 12, words, size=13)
+        x += 36 + 7.4 * len(words)
+    drawing.parts.append(
+        f'<path class="time" d="M{LEFT} {coordinate(begin + 16)}V{coordinate(y - 8)}" stroke="{INK}" stroke-width="1.5"/>'
+    )
+    drawing.height = y + 30
+    seconds = 2 * len(rows)
+    drawing.parts.insert(0, (
+        "<style>.time{visibility:hidden}@media (prefers-reduced-motion:no-preference){"
+        f"@keyframes time{{to{{transform:translateX({WIDTH - 2 * LEFT}px)}}}}"
+        f".time{{visibility:visible;animation:time {seconds}s linear infinite}}}}</style>"
+    ))
     return drawing.render()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import trace_page
-from animations import shuffles_in_time, tree_in_time
+from animations import ring_in_time, shuffles_in_time, tree_in_time
 from drawings import write_or_check
 from results import ROOT, ReportError
 from source_hash import stage_folders
@@ -72,6 +72,8 @@ TRACES: dict[str, tuple[Traced, ...]] = {
         Traced("08_batchnorm", "tile_2d", "64x64", "batchnorm_train"),
     ),
 }
+
+RING = Traced("05_welford", "layer_norm", "8x40000")  # rows so wide that they pass through a ring in shared memory
 
 # What a picture says, with what was counted in it: `before` and `after` are Counts.
 MESSAGES = {
@@ -265,6 +267,7 @@ def pictures(root: Path, programs: Path) -> dict[Path, str]:
     found[root / "02_shared_reduction" / FOLDER / "tree.svg"] = tree_in_time(tree)
     shuffles = record(programs, TRACES["03_warp_shuffle"][-1])
     found[root / "03_warp_shuffle" / FOLDER / "shuffles.svg"] = shuffles_in_time(shuffles)
+    found[root / "05_welford" / FOLDER / "ring.svg"] = ring_in_time(record(programs, RING))
     return found
 
 

@@ -237,10 +237,11 @@ class Pictures(unittest.TestCase):
             self.assertEqual(path.read_text(encoding="utf-8"), text, f"{shown}: common/report/traces.py draws it anew")
         self.assertEqual(traces.left_over(ROOT, list(drawn)), [])
 
-    def test_every_one_is_in_its_lesson_and_can_be_read_on_a_phone(self) -> None:
+    def test_every_one_is_in_a_page_of_its_stage_and_can_be_read_on_a_phone(self) -> None:
         for path in sorted(ROOT.glob(f"[0-9][0-9]_*/{traces.FOLDER}/*.svg")):
-            lesson = (path.parents[1] / "README.md").read_text(encoding="utf-8")
-            self.assertIn(f"]({traces.FOLDER}/{path.name})", lesson)
+            pages = [path.parents[1] / "README.md", *(path.parents[1] / "notes").glob("*.md")]
+            texts = "".join(page.read_text(encoding="utf-8") for page in pages)
+            self.assertRegex(texts, rf"\]\((\.\./)?{traces.FOLDER}/{path.name}\)")
             text = path.read_text(encoding="utf-8")
             width = float(re.search(r'width="(\d+)"', text)[1])
             smallest = min(map(float, re.findall(r'font-size="([0-9.]+)"', text)))
@@ -266,11 +267,27 @@ class Pictures(unittest.TestCase):
             animations.shuffle_steps(shuffles), [[lane ^ distance for lane in range(32)] for distance in distances]
         )
 
+    def test_a_ring_has_rows_on_their_way_while_another_is_stored(self) -> None:
+        rows, steps = animations.rows_in_ring(traces.record(PROGRAMS, traces.RING))
+        self.assertEqual(len(rows), 8)
+        for row in rows:
+            self.assertLess(row.copied[1], row.read[0])
+            self.assertLess(row.read[1], row.stored[0])
+            self.assertLess(row.stored[1], steps)
+        for before, after in zip(rows, rows[3:]):  # a place is free when its row has been stored
+            self.assertTrue(before.stored[0] < after.copied[0] <= before.stored[1] + 1)
+        self.assertLess(rows[2].copied[1], rows[0].stored[0])
+
     def test_who_wants_no_motion_sees_all_of_it(self) -> None:
-        for text in (animations.style(3),):
-            inside = text.removeprefix("<style>@media (prefers-reduced-motion:no-preference){")
-            self.assertNotEqual(inside, text)
-            self.assertEqual(inside.count("{") + 1, inside.count("}"))
+        moving = ("02_shared_reduction/traces/tree.svg", "03_warp_shuffle/traces/shuffles.svg",
+                  "05_welford/traces/ring.svg")
+        for name in moving:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            style = re.search(r"<style>(.*?)</style>", text)[1]
+            always, _, moves = style.partition("@media (prefers-reduced-motion:no-preference){")
+            self.assertIn("animation:", moves, name)
+            self.assertNotRegex(always, "animation|opacity", name)
+            self.assertEqual(moves.count("{") + 1, moves.count("}"), name)
 
     @unittest.skipUnless(CHROMIUM, "no Chromium here")
     def test_two_traces_go_together(self) -> None:
