@@ -48,6 +48,8 @@ LEFT_OUT = {
     "python common/library/python/": "likewise",
     "python3 common/report/peers/": "it needs PyTorch and a GPU",
     ".ci/run": "it is what runs this",
+    "common/tests/aarch64.sh": "it installs a cross compiler, and emulated tests take minutes",
+    "docker ": "it needs Docker",
     "git ": "it changes the checkout",
 }
 NEED_GPU = (
