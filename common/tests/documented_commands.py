@@ -43,6 +43,8 @@ LEFT_OUT = {
     "./worklog exercise watch": "it checks whenever a file is saved, until it is stopped",
     "common/tests/sanitize.sh": "it needs compute-sanitizer and a GPU",
     "pip install": "it changes the machine's Python",
+    "pip wheel": "the package's tests make a wheel offline",
+    "auditwheel ": "it needs auditwheel",
     "python make_fixtures.py": "it needs PyTorch",
     "python -m normworklog": "likewise",
     "python common/library/python/": "likewise",
