@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -2405,9 +2405,12 @@ class Pages(Playground):
         self.assertEqual(pages.navigation(found, staging.written)[2], {"Step through the kernels": "traces/README.md"})
         del staging.written["traces/README.md"]
         self.write("docs/primer.md", "# A GPU in ten minutes\n")
+        self.write("SECURITY.md", "# Security\n")
+        self.write("CHANGELOG.md", "# Changes\n")
         nav = pages.navigation(pages.documents(), staging.written)
         self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
         self.assertEqual(nav[3], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[5], {"The project": [{"Changes": "CHANGELOG.md"}, {"Security": "SECURITY.md"}]})
 
 
 class Slides(Playground):
@@ -2464,19 +2467,46 @@ Thirty minutes, *one* question.
 
 class Lines(unittest.TestCase):
     MOST = 120  # columns
+    CONFLICT = ("<" * 7 + " ", ">" * 7 + " ")  # what git begins a line with where two changes meet
 
-    def test_no_python_line_is_too_long(self) -> None:
-        listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "*.py"], capture_output=True, text=True, check=False)
+    def lines(self, *patterns: str) -> Iterator[tuple[str, str]]:
+        """Those of the files that are committed, each with its place."""
+        listed = subprocess.run(
+            ["git", "-C", SOURCE, "ls-files", *patterns], capture_output=True, text=True, check=False
+        )
         if listed.returncode != 0:
             self.skipTest("this is no git checkout")
         self.assertIn("common/tests/report_test.py", listed.stdout)
-        too_long = []
         for name in listed.stdout.split():
-            if not (SOURCE / name).is_file():
-                continue
-            lines = (SOURCE / name).read_text(encoding="utf-8").splitlines()
-            too_long += [f"{name}:{number}" for number, line in enumerate(lines, 1) if len(line) > self.MOST]
-        self.assertEqual(too_long, [])
+            if (SOURCE / name).is_file():
+                for number, line in enumerate((SOURCE / name).read_text(encoding="utf-8").splitlines(), 1):
+                    yield f"{name}:{number}", line
+
+    def test_none_of_python_or_of_a_script_is_too_long(self) -> None:
+        lines = self.lines("*.py", "*.sh", "*.yml", "*.yaml", ".ci/run", "worklog")
+        self.assertEqual([place for place, line in lines if len(line) > self.MOST], [])
+
+    def test_none_is_what_git_leaves_of_a_conflict(self) -> None:
+        self.assertEqual([place for place, line in self.lines() if line.startswith(self.CONFLICT)], [])
+
+
+class Release(unittest.TestCase):
+    """What is said of the version, at every place that says it."""
+
+    def found(self, name: str, pattern: str) -> str:
+        match = re.search(pattern, (SOURCE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        self.assertIsNotNone(match, f"{name} has no {pattern}")
+        return match[1]
+
+    def test_it_is_the_same_version(self) -> None:
+        version = self.found("CMakeLists.txt", r"^project\(norm_worklog VERSION (\S+)")
+        self.assertEqual(self.found("CITATION.cff", r"^version: (\S+)"), version)
+        self.assertEqual(self.found("CHANGELOG.md", r"^## (\S+)"), version)
+        self.assertEqual(self.found("common/library/python/normworklog/__init__.py", r'^__version__ = "(.*)"'), version)
+
+    def test_it_is_of_the_same_day(self) -> None:
+        day = self.found("CITATION.cff", r"^date-released: (\S+)")
+        self.assertEqual(self.found("CHANGELOG.md", r"^## \S+ · (\S+)"), day)
 
 
 class Imports(unittest.TestCase):
