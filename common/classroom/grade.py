@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
 from judging import (
-    ACCEPTED, BLOCK_SECONDS, SAME_EVERYWHERE, compare_times, count_named, last_lines, problems_of_checks, run,
+    ACCEPTED, BLOCK_SECONDS, SAME_EVERYWHERE, compare_times, judge_goals, last_lines, problems_of_checks, run,
     same_code, signal_name, timings_of,
 )
 from not_on_cpu import explained
@@ -58,6 +58,7 @@ WRAPPED = (
     "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind",
     "_ZN4simt6detail4fillEPvim",
 )
+WRAPS = [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
 # What the object of a submission calls in place of these: functions of guard.cpp, which look at what is written to.
 GUARDED = {
     "_Znwm": "guarded_new", "_Znam": "guarded_new_array", "_ZdlPv": "guarded_delete", "_ZdaPv": "guarded_delete_array",
@@ -248,13 +249,14 @@ class Examination:
         folder.chmod(0o755)
         self.runs = [f"{flags} --check-only" for flags in exercise.checks]
         counted = exercise.counted is not None and grader.counts
-        self.counted_run = f"{exercise.counted} --input normal" if counted else None
+        self.counted_run = f"{exercise.counted_flags(grader.seed)} --input normal" if counted else None
         self.main = f'#line 1 "{exercise.main.relative_to(ROOT)}"\n' + exercise.main.read_text(encoding="utf-8")
         self.vetting = Vetting(exercise, replaced(grader.recipe.compile, "x", "x")[:-4]) if grader.vets else None
         self.object_vetting: ObjectVetting | None = None
         # The judge's program has the skeleton's kernels, which never run: it needs the names of the variants alone. It
         # is compiled as a submission is, which shows that this can be done here.
-        built = grader.build(self, exercise.skeleton.read_bytes(), 0, folder / "judge", grader.judge_parts)
+        skeleton = exercise.skeleton.read_bytes()
+        built = grader.build(self, skeleton, 0, folder / "judge", grader.counts, grader.judge_parts)
         if built.program is None:
             raise ExerciseError(f"the judge of {exercise.id} cannot be built here:\n{built.said}")
         self.judge = built.program
@@ -308,7 +310,8 @@ class Grader:
         self.submission_parts = self.parts("grading_submission")
         self.judge_parts = self.parts("grading_judge")
         begin, end = self.parts("grading_bounds")
-        self.ours, self.bounds = self.linked_together(), (begin, end)
+        self.bounds = (begin, end)
+        self.ours = self.linked_together() if vets and self.counts else None
         self.fingerprint = hashlib.sha256()
         for path in sorted((ROOT / "common/classroom").glob("*.*")):
             if path.suffix in (".py", ".cpp", ".h") and path.name != "exercise.py":
@@ -322,7 +325,7 @@ class Grader:
         what both hold (functions of headers) is taken from ours."""
         objects = [str(path) for path in libraries_of(self.recipe) if path.suffix in (".o", ".a")]
         target = self.work / "ours.o"
-        command = [self.recipe.link[0], "-r", "-nostdlib", "-o", str(target), *self.submission_parts, *objects]
+        command = [self.recipe.link[0], "-r", "-nostdlib", "-o", str(target), *self.submission_parts, *objects, *WRAPS]
         done = subprocess.run(command, cwd=self.recipe.folder, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ExerciseError(f"the parts of the grader cannot be linked together:\n{done.stderr[-2000:]}")
@@ -370,9 +373,9 @@ class Grader:
         command[1:1] = [f"-I{inputs}"]
         if "nvcc" not in Path(command[0]).name:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
-            if guarded and self.counts:  # g++ does not tell of what it writes itself in place of these
+            if guarded:  # g++ does not tell of what it writes itself in place of these
                 command += ["-fno-builtin-memset", "-fno-builtin-memmove"]
-            if guarded and self.counts and platform.machine() == "x86_64":
+            if guarded and platform.machine() == "x86_64":
                 command += ["-mindirect-branch=thunk-extern", "-mindirect-branch-register", "-mno-red-zone"]
             command += [
                 f"-ffile-prefix-map={inputs}=.", "-fmax-errors=3", "-fdiagnostics-color=never",
@@ -401,7 +404,7 @@ class Grader:
     ) -> str:
         """Of files of the grader's only. What the linker says against it, or nothing."""
         link = linked(recipe.link, str(unit), str(program))
-        if str(self.ours) in before:
+        if self.ours and str(self.ours) in before:
             link = [word for word in link if not word.endswith(".o") or word == str(unit)]
         at = link.index(str(unit))
         link[at : at + 1] = [*before, str(unit), *after]
@@ -414,10 +417,14 @@ class Grader:
         program.chmod(0o755)
         return ""
 
-    def build(self, examination: Examination, source: bytes, slot: int, folder: Path, parts: Sequence[str]) -> Build:
+    def build(
+        self, examination: Examination, source: bytes, slot: int, folder: Path, counting: bool, parts: Sequence[str]
+    ) -> Build:
         """A program of this source and the exercise's main.cu, in `folder`, which is made."""
-        guarded = parts == self.submission_parts
-        data, said = self.compile(examination.main, source, slot, folder, self.recipe, guarded=guarded)
+        is_submission = parts == self.submission_parts
+        guarded = is_submission and counting and self.vets
+        recipe = self.recipe if counting == self.counts else self.toolchain.recipe(counting)
+        data, said = self.compile(examination.main, source, slot, folder, recipe, guarded=guarded)
         if data is None:
             return Build(None, said)
         if examination.object_vetting and (reasons := examination.object_vetting.reasons(data)):
@@ -429,12 +436,14 @@ class Grader:
             renames = [f"--redefine-sym={name}={other}" for name, other in GUARDED.items()]
             subprocess.run(["objcopy", *renames, str(own)], check=True, capture_output=True)
             before = (str(self.ours), self.bounds[0])
-            after = (self.bounds[1], *(f"-Wl,--wrap={symbol}" for symbol in WRAPPED))
-        against = self.link(self.recipe, own, program, before, after, source)
+            after = (self.bounds[1], *WRAPS)
+        elif is_submission:
+            after = (*self.bounds, *WRAPS)
+        against = self.link(recipe, own, program, before, after, source)
         return Build(None, against) if against else Build(program, said)
 
     def run(
-        self, program: Path, tasks: Path, slot: int, folder: Path, environment: Mapping[str, str]
+        self, program: Path, tasks: Path, slot: int, folder: Path, counts: bool
     ) -> tuple[Outcome, Path, list[Json]]:
         """Runs a submission's program on tasks: how it ended, the file of its outcomes, what was counted."""
         folder.mkdir()
@@ -442,7 +451,7 @@ class Grader:
         box = folder / "box"
         box.mkdir()
         box.chmod(0o755)
-        files = [box / "outcomes", *([box / "counts"] if self.counts else [])]
+        files = [box / "outcomes", *([box / "counts"] if counts else [])]
         for file in files:
             file.touch()
             self.sandbox.give(file, slot)
@@ -450,7 +459,7 @@ class Grader:
         limits = self.run_limits
         limits = Limits(
             limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes,
-            reserved_bytes=COUNTER_RESERVES if self.counts else 0, file_bytes=2 * tasks.stat().st_size + 64 * MEBIBYTE,
+            reserved_bytes=COUNTER_RESERVES if counts else 0, file_bytes=2 * tasks.stat().st_size + 64 * MEBIBYTE,
         )
         done = self.sandbox.run(
             [str(program), str(tasks), *map(str, files)], slot, limits, box, [program, tasks], files,
@@ -458,7 +467,8 @@ class Grader:
             environment={
                 "WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS),
                 "WORKLOG_MEMORY_BYTES": str(limits.memory_bytes),
-                "WORKLOG_SIMT_THREADS": str(min(os.cpu_count() or 1, MOST_THREADS)), **environment,
+                "WORKLOG_SIMT_THREADS": str(min(os.cpu_count() or 1, MOST_THREADS)),
+                "WORKLOG_GUARDED": str(int(self.vets)), **SAME_EVERYWHERE,
             },
         )
         if done.code == CANNOT_FILTER:
@@ -469,7 +479,7 @@ class Grader:
         except ValueError:
             trusted.write_bytes(b"")
         entries: list[Json] = []
-        if self.counts:
+        if counts:
             try:
                 for line in read_untrusted(files[1], 64 * MEBIBYTE).splitlines():
                     entries.append(json.loads(line))
@@ -518,7 +528,7 @@ class Grader:
             grade.verdict = "refused"
             grade.problems = [{"kind": "refused", "text": reason} for reason in reasons]
             return
-        built = self.build(examination, source, slot, folder / "built", self.submission_parts)
+        built = self.build(examination, source, slot, folder / "built", self.counts, self.submission_parts)
         if built.refused:
             grade.verdict = "refused"
             grade.problems = [{"kind": "refused", "text": reason} for reason in built.refused]
@@ -536,7 +546,7 @@ class Grader:
                 grade.results += len(checks)
                 continue
             done, outcomes, entries = self.run(
-                built.program, examination.tasks[number], slot, folder / f"run-{number}", {}
+                built.program, examination.tasks[number], slot, folder / f"run-{number}", self.counts
             )
             grade.printed = plain(done.output) or grade.printed
             checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
@@ -567,7 +577,7 @@ class Grader:
             grade.right = 0 if of_host else grade.right
             return
         if examination.counted_run:
-            self.count(examination, built.program, slot, folder, grade)
+            self.count(examination, source, built.program, slot, folder, grade)
         if grade.verdict == "not by a kernel":
             grade.right = 0
         elif grade.right < grade.results:
@@ -577,11 +587,13 @@ class Grader:
             clean = grade.findings == 0 and grade.goals_met == grade.goals and not uncounted
             grade.verdict = "solved" if clean else "right"
 
-    def count(self, examination: Examination, program: Path, slot: int, folder: Path, grade: Grade) -> None:
+    def count(
+        self, examination: Examination, source: bytes, program: Path, slot: int, folder: Path, grade: Grade
+    ) -> None:
         """What is found in the run that is counted."""
         flags = examination.counted_run or ""
         tasks, where = examination.tasks[-1], folder / "run-counting"
-        done, outcomes, entries = self.run(program, tasks, slot, where, SAME_EVERYWHERE)
+        done, outcomes, entries = self.run(program, tasks, slot, where, True)
         if ending := ending_of(done, f"{flags} --count"):
             grade.problems.append({"kind": "uncounted", "text": ending["text"]})
             return
@@ -589,14 +601,16 @@ class Grader:
         try:
             if not entries or len(entries) != len(checks):
                 raise ValueError
-            self.take_counts(examination.exercise, entries, checks, grade)
+            self.take_counts(examination.exercise, entries, checks, source.decode(errors="replace"), grade)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError):
             grade.problems.append({
                 "kind": "uncounted",
                 "text": "the program has written no counts, or none that can be read",
             })
 
-    def take_counts(self, exercise: Exercise, entries: list[Json], checks: list[Json], grade: Grade) -> None:
+    def take_counts(
+        self, exercise: Exercise, entries: list[Json], checks: list[Json], source: str, grade: Grade
+    ) -> None:
         texts: list[str] = []
         for entry in entries:
             for kernel in entry["kernels"]:
@@ -614,16 +628,10 @@ class Grader:
         if not are_right:
             grade.goal_lines = ["goals are checked on kernels whose results are right"]
             return
-        for goal in exercise.goals:
-            values = [float(count_named(goal.count).of(entry)) for entry in entries]
-            met = goal.at_most is None or max(values) <= goal.at_most
-            met = met and (goal.at_least is None or min(values) >= goal.at_least)
-            worst = max(values) if goal.at_most is not None else min(values)
-            bounds = {"at most": goal.at_most, "at least": goal.at_least}
-            wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-            grade.goals_met += met
-            line = f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)"
-            grade.goal_lines.append(line + ("" if met else f" {goal.because}"))
+        for result in judge_goals(exercise, entries, source):
+            grade.goals_met += result.met
+            line = f"{'met' if result.met else 'missed'}: {result.text()}"
+            grade.goal_lines.append(line + ("" if result.met else f" {result.goal.because}"))
 
 
 def plain(text: str) -> str:
