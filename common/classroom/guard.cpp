@@ -117,6 +117,9 @@ void check_write(const volatile void* to, size_t bytes, uintptr_t code) {
     is_known = true;
     if (device.holds(address, bytes) || Range{stack, stack + simt::detail::stack_bytes}.holds(address, bytes)) return;
     if (is_shared(address, bytes)) return;
+    // Every atomic operation notes here that something moves (simt/engine.h).
+    const uintptr_t turns = address_of(&simt::detail::turns_without_change);
+    if (Range{turns, turns + sizeof(simt::detail::turns_without_change)}.holds(address, bytes)) return;
   } else {
     const uintptr_t end = host_stack.load(std::memory_order_relaxed);
     if (end == 0 || Range{stack, end}.holds(address, bytes) || is_in_heap(address, bytes)) return;
