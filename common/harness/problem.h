@@ -45,6 +45,7 @@ struct ProblemOptions {
   // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
   // the others. Or "all": each tensor has one more of both than the one before it. Empty: all are alike.
   std::string uneven = {};
+  int64_t uneven_by = 1;  // elements more, instead of one
   Input input = Input::normal;
   uint64_t seed = 1;
   float eps = 1e-6f;

@@ -219,6 +219,23 @@ TEST(Comparison, MissingEpsFails) {
   EXPECT_EQ(comparison.likely_cause, "y: eps is missing");
 }
 
+TEST(Comparison, NanInARowWithoutVarianceHasMoreThanOneCause) {
+  const auto cause_of = [](const ProblemOptions& options, const Mistakes& mistakes) {
+    const Comparison comparison = compared(options, mistakes);
+    EXPECT_FALSE(comparison.passed);
+    return comparison.likely_cause;
+  };
+  const std::string alike = "y: NaN where all values of a row are the same: 0 / 0, as where eps is missing";
+  EXPECT_EQ(cause_of(shaped(20, 1, Input::normal), {.unbiased = true}),
+            "y: NaN in rows of one element: a division by n - 1, or 0 / 0 without eps");
+  EXPECT_EQ(cause_of(shaped(20, 1, Input::normal), {.eps_missing = true}),
+            "y: NaN in rows of one element: a division by n - 1, or 0 / 0 without eps");
+  const std::string constant = cause_of(shaped(20, 512, Input::constant), {.eps_missing = true});
+  EXPECT_TRUE(contains(constant, alike)) << constant;
+  EXPECT_EQ(cause_of(shaped(20, 512, Input::large_mean), {.one_pass = true}),
+            "y: NaN where the mean is large against the deviation: a negative variance, as E[x^2] - E[x]^2 gives it");
+}
+
 TEST(Comparison, ForgottenPartsAreNamed) {
   const std::pair<Mistakes, std::string> cases[] = {
       {{.mean_not_subtracted = true}, "y: the mean is not subtracted"},
