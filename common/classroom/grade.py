@@ -52,8 +52,13 @@ from vetting import MOST_BYTES, Vetting
 
 WRAPPED = (
     "_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE",
-    "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind",
-    "_ZN4simt6detail4fillEPvim",
+    "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
+    "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
+    "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
+    "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
+    "_Z10cudaMemsetPvim",
+    "_Z15cudaMemsetAsyncPvimP11CUstream_st",
+    "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
 )
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
 TOUCHED_BY_HOST = 86  # exit code of submission.cpp

@@ -75,6 +75,7 @@ KINDS = (
     "global_write_race", "global_race", "damage", "wrong",
 )
 UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn)\w*|__\w+)[’'] (?:was not declared|does not name)")
+ENDLESS = "no block has started or finished"  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
 Json = dict[str, Any]
@@ -169,7 +170,7 @@ def unit_of(source: Rewritten, entry: Entry, name: str, gpu: Gpu) -> str:
 
 
 class Holder(grade.Grader):
-    """Builds and runs a source as a submission is built and run, with the program that calls solve() among its parts."""
+    """Builds and runs a source as a submission is built and run; what calls solve() is among the parts."""
 
     def parts(self, target: str) -> list[str]:
         return [*super().parts(target), *(super().parts("judging_solve") if target == "grading_submission" else [])]
@@ -185,6 +186,14 @@ class Holder(grade.Grader):
         return done, outcomes, counts if isinstance(counts, list) else []
 
 
+class Uncounting(Toolchain):
+    """As if nothing could be counted: of a loop that never ends, counting fills the memory, and hides the line."""
+
+    @property
+    def can_count(self) -> bool:
+        return False
+
+
 class Judge:
     """Judges one source: builds it, runs it, and has the results judged."""
 
@@ -196,8 +205,11 @@ class Judge:
         self.toolchain = Toolchain(ROOT, options.build)
         self.toolchain.make_parts(("judging_parts",))
         self.sandbox = Sandbox(options.isolation)
-        memory = options.memory * MEBIBYTE
-        self.holder = Holder(self.toolchain, self.sandbox, work, work, SEED, options.timeout, memory, vets=False)
+        self.holder = self.held(self.toolchain)
+
+    def held(self, toolchain: Toolchain) -> Holder:
+        memory, work = self.options.memory * MEBIBYTE, self.work
+        return Holder(toolchain, self.sandbox, work, work, SEED, self.options.timeout, memory, vets=False)
 
     def judge(self) -> Verdict:
         begun = time.monotonic()
@@ -209,7 +221,8 @@ class Judge:
         verdict = Verdict(str(path), self.entry, told=list(self.entry.notes), isolation=self.sandbox.way.note)
         if not self.sandbox.way.has_namespaces:
             verdict.told.append(self.sandbox.way.note)
-        program = self.build(unit_of(source, self.entry, name, self.gpu), verdict)
+        self.unit = unit_of(source, self.entry, name, self.gpu)
+        program = self.build(verdict)
         with ThreadPoolExecutor(1) as pool:
             try:
                 counted = pool.submit(self.run, program, self.counted_at, FIRST, "counted", 1)
@@ -242,9 +255,9 @@ class Judge:
         name = self.options.file.name
         return by_name_removed(grade.plain(text)).replace(f"./{name}", name)
 
-    def build(self, unit: str, verdict: Verdict) -> Path:
+    def build(self, verdict: Verdict) -> Path:
         """The program, where every access of its kernels is counted if this build can count. Raises ExerciseError."""
-        built = self.holder.build_unit(unit, self.work / "program")
+        built = self.holder.build_unit(self.unit, self.work / "program")
         said = self.plain(built.said)
         if built.program is None:
             unknown = dict.fromkeys(UNDECLARED.findall(said))
@@ -265,11 +278,13 @@ class Judge:
             raise ExerciseError(last_lines(done.stdout).removeprefix("solve: "))
         return json.loads(report.read_text(encoding="utf-8"))["checks"] if report else []
 
-    def run(self, program: Path, shapes: str, inputs: str, name: str, slot: int) -> Ran:
+    def run(
+        self, program: Path, shapes: str, inputs: str, name: str, slot: int, holder: Holder | None = None
+    ) -> Ran:
         flags = self.flags(shapes, inputs)
         tasks = self.work / f"{name}.tasks"
         self.call_judge("prepare", tasks, flags)
-        done, outcomes, counts = self.holder.run_tasks(program, tasks, slot, self.work / name)
+        done, outcomes, counts = (holder or self.holder).run_tasks(program, tasks, slot, self.work / name)
         report = self.work / f"{name}.json"
         checks = self.call_judge("judge", outcomes, flags, report)
         for check in checks:
@@ -290,6 +305,8 @@ class Judge:
             runs = [(self.options.shapes, FIRST), (self.options.shapes, OTHERS)]
         for number, (shapes, inputs) in enumerate(runs):
             ran = self.run(program, shapes, inputs, f"run-{number}", 0)
+            if seems_endless(ran) and self.toolchain.can_count:
+                ran = self.run_uncounted(shapes, inputs)
             verdict.checks += ran.checks
             verdict.printed = verdict.printed or ran.printed
             self.take_findings(verdict, ran)
@@ -308,6 +325,13 @@ class Judge:
                 "ladder before stage 05, and that does not count against it."
             )
         verdict.checks = held
+
+    def run_uncounted(self, shapes: str, inputs: str) -> Ran:
+        holder = self.held(Uncounting(ROOT, self.options.build))
+        built = holder.build_unit(self.unit, self.work / "uncounted")
+        if built.program is None:
+            raise ExerciseError(f"{self.options.file.name} does not compile:\n{self.plain(built.said)}")
+        return self.run(built.program, shapes, inputs, "run-uncounted", 0, holder)
 
     def take_findings(self, verdict: Verdict, ran: Ran) -> None:
         try:
@@ -363,6 +387,10 @@ class Judge:
         verdict.ladder = sorted(standings, key=lambda each: -each.predicted)
         names = [each.name for each in verdict.ladder]
         verdict.between = between([name for name in names if not name or name in RUNGS] if RUNGS[0] in names else names)
+
+
+def seems_endless(ran: Ran) -> bool:
+    return ran.ending.get("kind") in ("memory", "hang") or any(ENDLESS in check["error"] for check in ran.checks)
 
 
 def extent(of: Sequence[int]) -> str:
