@@ -75,7 +75,7 @@ KINDS = (
     "global_write_race", "global_race", "damage", "wrong",
 )
 UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn)\w*|__\w+)[’'] (?:was not declared|does not name)")
-ENDLESS = "no block has started or finished"  # as the CPU layer says it
+ENDLESS = ("no block has started or finished", "std::bad_alloc")  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
 Json = dict[str, Any]
@@ -176,14 +176,12 @@ class Holder(grade.Grader):
         return [*super().parts(target), *(super().parts("judging_solve") if target == "grading_submission" else [])]
 
     def build_unit(self, unit: str, folder: Path) -> grade.Build:
-        counting = self.toolchain.can_count
-        return self.build(SimpleNamespace(main=unit), b"", 0, folder, counting, self.submission_parts)
+        made_ready = SimpleNamespace(main=unit, object_vetting=None)
+        return self.build(made_ready, b"", 0, folder, self.toolchain.can_count, self.submission_parts)
 
     def run_tasks(self, program: Path, tasks: Path, slot: int, folder: Path) -> tuple[Outcome, Path, list[Json]]:
         """How it ended, the file of its outcomes, and what was counted of each task."""
-        done, outcomes, document = self.run(program, tasks, slot, folder, self.toolchain.can_count)
-        counts = document.get("counts")
-        return done, outcomes, counts if isinstance(counts, list) else []
+        return self.run(program, tasks, slot, folder, self.toolchain.can_count)
 
 
 class Uncounting(Toolchain):
@@ -390,7 +388,8 @@ class Judge:
 
 
 def seems_endless(ran: Ran) -> bool:
-    return ran.ending.get("kind") in ("memory", "hang") or any(ENDLESS in check["error"] for check in ran.checks)
+    errors = " ".join(check["error"] for check in ran.checks)
+    return ran.ending.get("kind") in ("memory", "hang") or any(words in errors for words in ENDLESS)
 
 
 def extent(of: Sequence[int]) -> str:

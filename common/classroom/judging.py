@@ -501,12 +501,18 @@ def judge_speed(
         times.append({(timing.operation, timing.dtype, timing.rows, timing.cols): timing.seconds for timing in timings})
         if not timings:
             return None, Problem("speed", f"{path.name} could not be timed:\n{last_lines(done.output)}")
-    mine, theirs = times
+    return compare_times(exercise, times[0], times[1], stage_program.name)
+
+
+def compare_times(
+    exercise: Exercise, mine: Mapping[tuple[Any, ...], float], theirs: Mapping[tuple[Any, ...], float], stage: str
+) -> tuple[float, Problem | None] | tuple[None, Problem]:
+    """The share of the speed of the stage's program, where it is least, by times in seconds."""
+    assert exercise.speed is not None
     # The stage has more types and operations than the exercise: its bf16 says nothing about the exercise's fp32.
     if missing := mine.keys() - theirs.keys():
         what = " ".join(map(str, min(missing)))
-        text = f"{stage_program.name} times no {what}, and so there is nothing to compare the time with"
-        return None, Problem("speed", text)
+        return None, Problem("speed", f"{stage} times no {what}, and so there is nothing to compare the time with")
     slowest = min(mine, key=lambda what: theirs[what] / mine[what])
     seconds = (mine[slowest], theirs[slowest])
     share = seconds[1] / seconds[0]

@@ -125,6 +125,12 @@ void start_counting();
 // The launches since then, in order.
 std::vector<KernelCounts> take_counts();
 
+// From now on called before each write, by a kernel or by host code, that the compiler tells of: `code` is behind the
+// instruction. It may end the program. Null: not any more.
+void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code));
+// Whether the calling thread runs a block, as far as it is counted.
+bool is_in_kernel();
+
 // For messages and MemoryCounts. Naming a range again renames it.
 void name_memory(const void* data, size_t bytes, std::string_view name);
 // From now on, until the allocation ends, a kernel must not touch these bytes: a guard zone.
