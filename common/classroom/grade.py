@@ -42,7 +42,9 @@ from typing import Any
 sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
-from judging import ACCEPTED, BLOCK_SECONDS, count_named, judge_speed, problems_of_checks, same_code, signal_name
+from judging import (
+    ACCEPTED, BLOCK_SECONDS, SAME_EVERYWHERE, judge_goals, judge_speed, problems_of_checks, same_code, signal_name,
+)
 from not_on_cpu import explained
 from regions import RegionError
 from toolchain import Toolchain, build, linked, replaced
@@ -158,7 +160,7 @@ class Examination:
         folder.chmod(0o755)
         self.runs = [f"{flags} --check-only" for flags in exercise.checks]
         counted = exercise.counted is not None and grader.toolchain.can_count
-        self.counted_run = f"{exercise.counted} --input normal" if counted else None
+        self.counted_run = f"{exercise.counted_flags(grader.seed)} --input normal" if counted else None
         self.main = f'#line 1 "{exercise.main.relative_to(ROOT)}"\n' + exercise.main.read_text(encoding="utf-8")
         self.vetting = Vetting(exercise, replaced(grader.recipe.compile, "x", "x")[:-4]) if grader.vets else None
         # The judge's program has the skeleton's kernels, which never run: it needs the names of the variants alone. It
@@ -310,7 +312,8 @@ class Grader:
         )
         done = self.sandbox.run(
             [str(program), str(tasks), *map(str, files)], slot, limits, box, [program, tasks], files,
-            output=folder / "printed.txt", environment={"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS)},
+            output=folder / "printed.txt",
+            environment={"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS), **SAME_EVERYWHERE},
         )
         trusted = folder / "outcomes"
         try:
@@ -429,14 +432,16 @@ class Grader:
             entries = document["counts"]
             if not entries or len(entries) != len(checks):
                 raise ValueError
-            self.take_counts(exercise, entries, checks, grade)
+            self.take_counts(exercise, entries, checks, source.decode(errors="replace"), grade)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError):
             grade.problems.append({
                 "kind": "uncounted",
                 "text": "the program has written no counts, or none that can be read",
             })
 
-    def take_counts(self, exercise: Exercise, entries: list[Json], checks: list[Json], grade: Grade) -> None:
+    def take_counts(
+        self, exercise: Exercise, entries: list[Json], checks: list[Json], source: str, grade: Grade
+    ) -> None:
         texts: list[str] = []
         for entry in entries:
             for kernel in entry["kernels"]:
@@ -454,16 +459,10 @@ class Grader:
         if not are_right:
             grade.goal_lines = ["goals are checked on kernels whose results are right"]
             return
-        for goal in exercise.goals:
-            values = [float(count_named(goal.count).of(entry)) for entry in entries]
-            met = goal.at_most is None or max(values) <= goal.at_most
-            met = met and (goal.at_least is None or min(values) >= goal.at_least)
-            worst = max(values) if goal.at_most is not None else min(values)
-            bounds = {"at most": goal.at_most, "at least": goal.at_least}
-            wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-            grade.goals_met += met
-            line = f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)"
-            grade.goal_lines.append(line + ("" if met else f" {goal.because}"))
+        for result in judge_goals(exercise, entries, source):
+            grade.goals_met += result.met
+            line = f"{'met' if result.met else 'missed'}: {result.text()}"
+            grade.goal_lines.append(line + ("" if result.met else f" {result.goal.because}"))
 
 
 def plain(text: str) -> str:

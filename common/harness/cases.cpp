@@ -31,6 +31,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.layout = request.layout;
   options.row_padding = request.row_padding;
   options.uneven = request.uneven;
+  options.uneven_by = request.uneven_by;
   options.input = request.inputs.front();
   options.seed = request.seed;
   options.eps = request.eps;

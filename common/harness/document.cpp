@@ -64,6 +64,7 @@ Json json_of(const Check& check, const std::string& stage) {
   entry["row_padding"] = o.row_padding;
   entry["misalign"] = check.misalign;
   if (!o.uneven.empty()) entry["uneven"] = o.uneven;
+  if (o.uneven_by != 1) entry["uneven_by"] = o.uneven_by;
   entry["without"] = o.absent;
   if (o.pixels > 1) {
     entry["pixels"] = o.pixels;

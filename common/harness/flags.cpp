@@ -139,16 +139,24 @@ void check_without(const Request& request) {
   }
 }
 
-void check_uneven(const Request& request) {
+// A tensor, or all; behind a colon the elements more, where it is not one.
+void read_uneven(Request& request) {
+  if (request.uneven.empty()) return;
+  const size_t colon = request.uneven.find(':');
+  if (colon != std::string::npos) {
+    request.uneven_by = numbers("--uneven", request.uneven.substr(colon + 1), 1, max_misalign).front();
+    request.uneven.resize(colon);
+  }
   std::vector<std::string_view> allowed = {"all"};
   for (const Operation operation : all_operations) {
     for (const TensorSpec& spec : tensors_of(operation)) {
       if (std::find(allowed.begin(), allowed.end(), spec.name) == allowed.end()) allowed.push_back(spec.name);
     }
   }
-  if (!request.uneven.empty() && std::find(allowed.begin(), allowed.end(), request.uneven) == allowed.end()) {
+  if (std::find(allowed.begin(), allowed.end(), request.uneven) == allowed.end()) {
     throw RequestError(
-        fmt::format("--uneven takes one of: {}; it was given '{}'", fmt::join(allowed, ", "), request.uneven));
+        fmt::format("--uneven takes one of: {}, and :N behind it for N elements instead of one; it was given '{}'",
+                    fmt::join(allowed, ", "), request.uneven));
   }
 }
 
@@ -233,7 +241,8 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--misalign", misalign, "elements by which every tensor's start is moved off its alignment"),
        problem);
   what(app.add_option("--uneven", request.uneven,
-                      "a tensor that has an element more of both than the others; all: each than the one before it"),
+                      "a tensor that has an element more of both than the others; all: each than the one before it; "
+                      "y:8: 8 elements"),
        problem);
   what(app.add_option("--without", without, "tensors to pass as null where they are optional: gamma,beta,mean,rstd"),
        problem);
@@ -264,6 +273,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--trace", request.trace, "write the steps of one block to this file, as JSON (CPU layer only)"),
        run);
   what(app.add_option("--row", request.row, "with --trace: the block is one that works on this row"), run);
+  what(app.add_option("--order", request.order,
+                      "whose turn is first among blocks, warps and lanes: forward, reverse or shuffle:SEED (CPU layer "
+                      "only)"),
+       run);
   what(app.add_option("--launches", request.launches,
                       "tell what each case named in this file would launch (variant/operation/type/shape), and exit"),
        run);
@@ -332,6 +345,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   if (!on_cpu_layer() && (request.count || !request.trace.empty())) {
     throw RequestError("--count and --trace need the CPU layer (./worklog build --preset cpu)");
   }
+  if (!on_cpu_layer() && !request.order.empty()) {
+    throw RequestError("--order needs the CPU layer: nobody chooses the order of a GPU's threads and blocks");
+  }
   if (request.lines && !request.count) throw RequestError("--lines goes with --count");
   request.modes = named("--time", modes, std::vector(all_timing_modes.begin(), all_timing_modes.end()),
                         [](TimingMode mode) { return name_of(mode); });
@@ -364,7 +380,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.layout = layout == "channels_last" ? ChannelLayout::channels_last : ChannelLayout::channels_first;
   if (!without.empty()) request.without = split(without, ',');
   check_without(request);
-  check_uneven(request);
+  read_uneven(request);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
   if (max_ulp != "inf") request.max_ulp = real_number("--max-ulp", max_ulp, 0, 1e30);

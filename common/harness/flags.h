@@ -39,7 +39,8 @@ struct Request {
   std::vector<std::string> without;
   int64_t row_padding = 0;
   int64_t misalign = 0;  // elements
-  std::string uneven;    // a tensor that has an element more of both, or all
+  std::string uneven;    // a tensor that has more of both, or all
+  int64_t uneven_by = 1;
   int64_t pixels = 1;
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
@@ -60,6 +61,7 @@ struct Request {
   double max_seconds_per_timing = 0.5;
   bool count = false;                         // count what the kernels do to memory
   bool lines = false;                         // and show it line by line
+  std::string order;                          // of the CPU layer's threads and blocks; empty: as the environment has it
   std::string trace;                          // path, or empty: where the steps of one block go
   int64_t row = 0;                            // the block that is traced works on this row
   std::string launches;                       // path, or empty: of a file of cases, whose launches are to be told

@@ -195,7 +195,7 @@ std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
   int64_t before = 0;
   for (const TensorSpec& spec : tensors_of(options.operation)) {
     HostTensor& tensor = tensors.emplace_back(shape_tensor(options, spec));
-    tensor.more = options.uneven == "all" ? before : options.uneven == spec.name ? 1 : 0;
+    tensor.more = options.uneven_by * (options.uneven == "all" ? before : options.uneven == spec.name ? 1 : 0);
     // The matrices of BatchNorm have no gaps.
     if (spec.extent == Extent::matrix && !is_batchnorm(options.operation)) tensor.stride += tensor.more;
     ++before;

@@ -45,6 +45,7 @@ struct ProblemOptions {
   // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
   // the others. Or "all": each tensor has one more of both than the one before it. Empty: all are alike.
   std::string uneven = {};
+  int64_t uneven_by = 1;  // elements more, instead of one
   Input input = Input::normal;
   uint64_t seed = 1;
   float eps = 1e-6f;
@@ -86,6 +87,7 @@ struct ComparisonOptions {
   Summation summation = Summation::any_order;
   // A further bound on the error of each element of the matrix outputs, in the units of Comparison::max_ulp_error.
   double max_ulp = std::numeric_limits<double>::infinity();
+  std::vector<std::string> only = {};  // the outputs that are compared; none named: all that there are
 };
 
 // One element that is wrong. For the matrices of BatchNorm, row is sample * pixels + pixel and col the channel, in

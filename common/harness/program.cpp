@@ -15,6 +15,7 @@
 #include "common/harness/session.h"
 #ifdef WORKLOG_BACKEND_CPU
 #include "common/harness/counting.h"
+#include "simt/simt.h"
 #endif
 
 namespace worklog {
@@ -72,19 +73,41 @@ void print_list(const Program& program) {
   for (const Input input : all_inputs()) fmt::print("  {:<18}{}\n", name_of(input), meaning_of(input));
 }
 
-void print_header(const Program& program, const Device& device, std::FILE* to) {
+void print_header(const Program& program, const Device& device, const std::string& order, std::FILE* to) {
   fmt::print(to, "{}: {}\n", program.stage(), program.summary());
   if (on_cpu_layer()) {
     fmt::print(
         to,
         "This is the CPU layer: the kernels run on this machine's CPU, not on a GPU. Their results are checked as on a "
         "GPU;\n"
-        "no time is shown, since a time taken here says nothing about a GPU.\n\n");
+        "no time is shown, since a time taken here says nothing about a GPU.\n{}\n",
+        order.empty() ? "" : fmt::format("Blocks, warps and lanes get their turns in this order: {}.\n", order));
   } else {
     fmt::print(to, "{}, compute capability {}.{}, {} multiprocessors, {} MiB of L2 cache\n\n", device.name,
                device.major, device.minor, device.multiprocessors, device.l2_bytes >> 20);
   }
 }
+
+#ifdef WORKLOG_BACKEND_CPU
+// The CPU layer's order of threads, as long as this lives.
+class InOrder {
+ public:
+  explicit InOrder(const std::string& order) : before_(simt::options()) {
+    simt::Options options = before_;
+    if (order.empty()) return;
+    if (!simt::read_order(order, options)) {
+      throw RequestError(fmt::format("--order takes forward, reverse or shuffle:SEED; it was given '{}'", order));
+    }
+    simt::set_options(options);
+  }
+  ~InOrder() { simt::set_options(before_); }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+
+ private:
+  simt::Options before_;
+};
+#endif
 
 void make_folder(const std::string& path) {
   std::error_code error;
@@ -116,6 +139,7 @@ int run_request(const Program& program, int argc, char** argv) {
   }
 #ifdef WORKLOG_BACKEND_CPU
   if (request.count || !request.trace.empty()) become_counting_program(argv);
+  const InOrder in_order(request.order);
 #endif
   take_benchmark_flags(program.stage(), request.benchmark_flags);
   // All that can be wrong with the request is found before anything is done.
@@ -135,7 +159,7 @@ int run_request(const Program& program, int argc, char** argv) {
   for (const auto& [key, value] : context_of(program, device, request.deny_words))
     benchmark::AddCustomContext(key, value);
   Session session(program, request, device, std::move(cases), std::move(json_file));
-  print_header(program, device, request.talk());
+  print_header(program, device, request.order, request.talk());
   const bool is_timed = !on_cpu_layer() && !request.check_only;
   session.check_all(is_timed);
   if (is_timed) session.time_all();

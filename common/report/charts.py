@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the charts of the writeups from the committed results, as SVG.
 
-    python3 common/report/charts.py                      every GPU and stage that has results: what has changed since
+    python3 common/report/charts.py                      every stage that has results: what has changed since
     python3 common/report/charts.py --gpu h200 --stage 04
     python3 common/report/charts.py --force              all of them
     python3 common/report/charts.py --check              writes none; compares bytes with what it draws, --force: of all
@@ -1290,6 +1290,76 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(Path(f"docs/charts/lines_{gpu}.svg"), title, f"On {gpu.upper()}: {'; '.join(told)}.", figure)
 
 
+SECOND_GPU = "h100"  # the same chip as the first, with less memory bandwidth
+TWO_GPUS = ("01", "02", "03", "04", "05")  # the stages whose variants are compared on both
+
+
+def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
+    """How many times as long each forward kernel takes on the second GPU, against its share of a copy on the first."""
+    operation, dtype, shape = PANELS[0][1:4]
+    if gpu != DEFAULT_GPU or not all(repository.has_results(s, SECOND_GPU) for s in measured_stages(repository, gpu)):
+        return None
+
+    def large(of: str) -> dict[str, Timing]:
+        timings = [t for s in measured_stages(repository, of) for t in repository.stage_results(s, of).timings]
+        wanted = (operation, dtype, shape, "cold")
+        return {
+            t.name: t for t in timings
+            if t.stage[:2] in TWO_GPUS and (t.operation, t.dtype, t.shape, t.mode) == wanted and t.share_of_copy
+        }
+
+    first, second = large(gpu), large(SECOND_GPU)
+    both = [(t, second[name]) for name, t in first.items() if name in second]
+    slower = statistics.median(b.copy_seconds / a.copy_seconds for a, b in both)
+    figure, (ax,) = page(8.4, 5.2)
+    handles: dict[str, object] = {}
+    order = list(dict.fromkeys(a.stage for a, _ in both))
+    for a, b in both:
+        color, marker, _, _ = STYLES[order.index(a.stage) % len(STYLES)]
+        dot, = ax.plot([a.share_of_copy], [b.seconds / a.seconds], marker=marker, color=color, markersize=8,
+                       linestyle="none")
+        handles.setdefault(a.stage, dot)
+    points = sorted((a.share_of_copy, b.seconds / a.seconds, name_of(a)) for a, b in both)
+    while points:  # those near each other have one label, a line each
+        near = [points.pop(0)]
+        while points and points[0][0] - near[-1][0] < 0.045 and abs(points[0][1] - near[-1][1]) < 0.06:
+            near.append(points.pop(0))
+        close = points and points[0][0] - near[-1][0] < 0.1 and abs(points[0][1] - near[-1][1]) < 0.05
+        left = near[0][0] > 0.85 or close
+        x, low = near[0 if left else -1][0], min(y for _, y, _ in near)
+        ax.annotate(
+            "\n".join(name for _, _, name in sorted(near, key=lambda point: -point[1])), (x, low),
+            xytext=(-8 if left else 8, -4), textcoords="offset points", ha="right" if left else "left", va="bottom",
+            fontsize=8.5,
+        )
+    ax.plot([0, 1 / slower, 1.02], [1, 1, 1.02 * slower], color=INK, linewidth=1.2)
+    ax.annotate("limited by something else: 1", (0.3, 1), xytext=(0, -13), textcoords="offset points", fontsize=8.5)
+    ax.annotate(
+        f"limited by memory: {slower:.2f}", (0.9, 0.9 * slower), xytext=(10, -10), textcoords="offset points",
+        fontsize=8.5,
+    )
+    ax.set_xlim(0, 1.15)
+    ax.set_ylim(0.9, 1.8)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    ax.set_xlabel(f"share of a copy's speed on {gpu.upper()}")
+    ax.set_ylabel(f"time on {SECOND_GPU.upper()} / time on {gpu.upper()}")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    title = "Less memory bandwidth slows down only what memory limits"
+    legend_under_title(figure, title, handles, len(order))
+    what = f"{operation}, {shape.replace('x', ' x ')}, {dtype}, cold L2 cache, median"
+    line = "line: no kernel beats the copy of its GPU, and none gets faster"
+    shown = [t for pair in both for t in pair]
+    footnote(figure, f"{gpu.upper()} and {SECOND_GPU.upper()}", what, line, stale_note(shown))
+    told = "; ".join(
+        f"{a.stage} {a.variant}, {percent(a.share_of_copy)} of a copy, takes {b.seconds / a.seconds:.2f} times as long"
+        for a, b in both
+    )
+    described = f"On {SECOND_GPU.upper()} against {gpu.upper()}: {told}."
+    return Chart(Path("docs/charts/two_gpus.svg"), title, described, figure)
+
+
 # --- Why --------------------------------------------------------------------------------------------------------------
 PHONE = 4.9  # inches: text of 9 points is 10 pixels high where the chart is 400 wide
 
@@ -1648,7 +1718,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (
     ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
-    lines_chart, tutorial_chart, waits_chart, bytes_chart, size_chart,
+    lines_chart, tutorial_chart, waits_chart, bytes_chart, size_chart, two_gpus_chart,
 )
 GENERAL_CHARTS = (offset_chart,)  # of no GPU
 
@@ -1758,7 +1828,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Draws the charts of the writeups from the committed results, or checks them."
     )
-    parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
+    parser.add_argument("--gpu", help=f"as its results file is named: h200 (default: all but {SECOND_GPU})")
     parser.add_argument(
         "--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)"
     )
@@ -1798,6 +1868,8 @@ def main(arguments: list[str] | None = None) -> int:
             there = ", ".join(gpus) or "no GPU yet"
             parser.error(f"no stage has results of '{options.gpu}'; there are results of: {there}")
         gpus = [options.gpu]
+    else:
+        gpus = [gpu for gpu in gpus if gpu != SECOND_GPU]  # one chart has it beside the first; its own: --gpu
 
     set_up()
     try:

@@ -50,9 +50,11 @@ TRACES = "traces"  # the folder of the pages that step through traces
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
 FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
-    "reading-order.md", "running.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md",
-    "compare.md", "resources.md", "verified.md", "teaching.md", "questions.md", "glossary.md", "sources.md",
+    "reading-order.md", "running.md", "judging.md", "method.md", "numerics.md", "profiling.md", "counting.md",
+    "two-gpus.md", "your-gpu.md", "compare.md", "how-it-compares.md", "resources.md", "verified.md", "teaching.md",
+    "questions.md", "glossary.md", "sources.md",
 )
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def documents() -> list[Path]:
@@ -67,7 +69,8 @@ def documents() -> list[Path]:
 
     docs = sorted((ROOT / "docs").glob("*.md"), key=place)
     rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
-    return found + docs + rooms + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
+    project = [ROOT / name for name in PROJECT if (ROOT / name).is_file()]
+    return found + docs + rooms + project + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
 
 def fence(text: str, language: str) -> str:
@@ -180,9 +183,10 @@ def of_stage(stage: Path, pages: list[Path], written: dict[str, str]) -> list[An
 
 
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The primer, the ladder, the docs, the rooms; a stage's code, exercises and notes stand below its writeup."""
+    """The primer, the ladder, the docs, the rooms, the project; a stage's code, exercises and notes stand below its
+    writeup."""
     ladder: list[Any] = []
-    first, docs, rooms = [], [], []
+    first, docs, rooms, project = [], [], [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         if name == FIRST:
@@ -191,6 +195,8 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
             docs.append({title(path): name})
         elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
+        elif name in PROJECT:
+            project.append({title(path): name})
         elif path.parent.parent == ROOT:
             ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
@@ -199,6 +205,7 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
     nav += [{"Step through the kernels": f"{TRACES}/README.md"}] if f"{TRACES}/README.md" in written else []
     nav += [{"Method, numerics, teaching": docs}] if docs else []
     nav += [{"How the code is built": rooms}] if rooms else []
+    nav += [{"The project": project}] if project else []
     if files:
         nav.append({"Source files": [{posixpath.splitext(name)[0].removesuffix("-file"): name} for name in files]})
     return nav

@@ -10,6 +10,9 @@
 #include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #include "common/harness/program.h"
+#ifdef WORKLOG_BACKEND_CPU
+#include "simt/simt.h"
+#endif
 
 namespace worklog {
 namespace {
@@ -121,10 +124,71 @@ TEST_F(Checker, AcceptsRightResults) {
   for (const Outcome& outcome : {check(right, "1x1,7x33,64x1024", {"--input", "all"}),
                                  check(right, "5x33", {"--row-padding", "3", "--misalign", "1"}),
                                  check(right, "5x33", {"--row-padding", "1", "--misalign", "1", "--uneven", "all"}),
+                                 check(right, "5x33", {"--uneven", "all:8"}),
                                  check(right, "5x33", {"--without", "gamma,beta,mean,rstd"}), check(right, "0x8")}) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output << outcome.errors;
   }
 }
+
+#ifdef WORKLOG_BACKEND_CPU
+
+enum class Missing { nothing, barrier, barrier_before_global_reads, wait_for_another_block };
+
+// LayerNorm that is right where blocks and threads run one after the other, the first of them first. Thread 0 of a
+// block has its row's statistics, or block 0 those of all rows, and something is missing before the others read them.
+template <Missing missing>
+__global__ void layernorm_in_order(LayerNormForward<float> p) {
+  __shared__ float mean, rstd;
+  constexpr bool by_one_block = missing == Missing::wait_for_another_block;
+  const int64_t own = int64_t{blockIdx.x} - by_one_block;
+  const int64_t begin = by_one_block ? 0 : own, end = by_one_block ? p.rows : own + 1;
+  const bool has_statistics = threadIdx.x == 0 && (!by_one_block || own < 0);
+  for (int64_t row = begin; has_statistics && row < end; ++row) {
+    const float* x = p.x + row * p.x_stride;
+    double sum = 0, squares = 0;
+    for (int64_t col = 0; col < p.cols; ++col) sum += x[col];
+    for (int64_t col = 0; col < p.cols; ++col) squares += (x[col] - sum / p.cols) * (x[col] - sum / p.cols);
+    p.mean[row] = mean = static_cast<float>(sum / p.cols);
+    p.rstd[row] = rstd = static_cast<float>(1 / sqrt(squares / p.cols + p.eps));
+  }
+  if (own < 0) return;
+  if (missing == Missing::nothing) __syncthreads();
+  const bool in_global = by_one_block || missing == Missing::barrier_before_global_reads;
+  for (int64_t col = threadIdx.x; col < p.cols; col += blockDim.x) {
+    const float normalized = in_global ? (p.x[own * p.x_stride + col] - p.mean[own]) * p.rstd[own]
+                                       : (p.x[own * p.x_stride + col] - mean) * rstd;
+    p.y[own * p.y_stride + col] = normalized * p.gamma[col] + p.beta[col];
+  }
+}
+
+template <Missing missing>
+void run_in_order(const LayerNormForward<float>& p, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(p.rows + (missing == Missing::wait_for_another_block));
+  launch(layernorm_in_order<missing>, {.grid = blocks, .block = 64, .stream = stream}, p);
+}
+
+TEST_F(Checker, ReverseOrderCatchesWhatIsRightInOrderOnly) {
+  const simt::Options before = simt::options();
+  simt::Options options = before;
+  options.threads = 1;  // one block after the other
+  simt::set_options(options);
+  const auto exit_codes = [](auto function) {
+    std::vector<int> codes;
+    for (const char* const order : {"forward", "reverse", "shuffle:3"}) {
+      codes.push_back(check(function, "3x100", {"--order", order}).exit_code);
+    }
+    EXPECT_EQ(simt::options().order, simt::Order::forward) << "the order ends with the run";
+    return codes;
+  };
+  const std::vector<int> right{0, 0, 0}, in_order_only{0, 1, 1};
+  EXPECT_EQ(exit_codes(run_in_order<Missing::nothing>), right);
+  EXPECT_EQ(exit_codes(run_in_order<Missing::barrier>), in_order_only);
+  EXPECT_EQ(exit_codes(run_in_order<Missing::barrier_before_global_reads>), in_order_only);
+  EXPECT_EQ(exit_codes(run_in_order<Missing::wait_for_another_block>), in_order_only);
+  simt::set_options(before);
+}
+
+#endif
 
 TEST_F(Checker, CatchesNan) {
   const Outcome outcome = check(run_with_fault<Fault::writes_nan>, "3x8");

@@ -76,6 +76,11 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
   const std::vector<BadRequest> requests = {
       {"--cols 0", {"--cols", "from 1 to 1048576", "'0'"}},
       {"--rows -3", {"--rows", "from 0 to", "'-3'"}},
+#ifdef WORKLOG_BACKEND_CPU
+      {"--order backwards", {"--order", "forward, reverse or shuffle:SEED", "'backwards'"}},
+#else
+      {"--order reverse", {"--order", "needs the CPU layer"}},
+#endif
       {"--deny cluster", {"--deny", "clusters", "shared=KIB", "'cluster'"}},
       {"--deny clusters,shared=16", {"--deny", "from 48", "'shared=16'"}},
       {"--deny multiprocessors=0", {"--deny", "from 1", "'multiprocessors=0'"}},
@@ -99,6 +104,8 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--row-padding -1", {"--row-padding", "from 0"}},
       {"--misalign 1000000", {"--misalign", "from 0"}},
       {"--uneven z", {"--uneven takes one of: all, x", "'z'"}},
+      {"--uneven y:0", {"--uneven", "from 1 to 1024", "'0'"}},
+      {"--uneven :8", {"--uneven takes one of: all, x", "''"}},
       {"--without residual", {"--without", "gamma", "'residual'"}},
       {"--eps -1", {"--eps", "from 0"}},
       {"--eps nan", {"--eps", "'nan'"}},

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -208,11 +208,13 @@ class Playground(unittest.TestCase):
         self.assertIn(old, text)
         self.write(name, text.replace(old, new, 1))
 
-    def results(self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None) -> None:
-        context = {"gpu": "h200", "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
+    def results(
+        self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None, gpu: str = "h200"
+    ) -> None:
+        context = {"gpu": gpu, "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
                    "source_hash": source_hash.source_hash(stage, self.root), "caches": []}
         document = {"context": context, "benchmarks": benchmarks, "checks": checks or []}
-        self.write(f"{stage}/results/h200.json", json.dumps(document))
+        self.write(f"{stage}/results/{gpu}.json", json.dumps(document))
 
     def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, REPORT / name, "--root", self.root, *arguments]
@@ -1081,6 +1083,25 @@ class Tables(Playground):
         self.results("02_tree", timings[2:])
         self.assertIn("no number of rows", self.refused("<!-- sync:table models stage=02_tree variant=fused -->"))
 
+    def test_two_gpus(self) -> None:
+        wanted = "two-gpus operation=layernorm_forward shape=1024x1024 stage=01_naive"
+        self.assertIn("there is no 01_naive/results/h100.json", self.refused(f"<!-- sync:table {wanted} -->"))
+        slower = [
+            benchmark("01_naive", "plain", 2388.6, share=0.0141),
+            benchmark("01_naive", "small", 1410.0, share=0.02),
+        ]
+        self.results("01_naive", slower, gpu="h100")
+        self.results("02_tree", [benchmark("02_tree", "best", 1.0, share=0.9)], gpu="h100")
+        self.results("03_later", [])
+        self.results("03_later", [], gpu="h100")
+        lines = self.table(wanted)
+        self.assertIn("| H200, ms | H100, ms | times as long |", lines[0])
+        self.assertEqual(lines[2], "| 01 | `plain` | 2.39 | 2.39 | 1.00 | 1.0 % | 1.4 % |")
+        self.assertEqual(lines[3], "| 01 | `small` | 1.00 | 1.41 | 1.41 | 2.0 % | 2.0 % |")
+        self.assertEqual(len([line for line in lines if line.startswith("|")]), 5)  # and the copy
+        key = "key=01_naive/small/layernorm_forward/fp32/1024x1024/cold"
+        self.assertEqual(self.filled(f"<!-- sync:figure {key} gpu=h100 over_gpu=h200 unit=x -->"), "1.41x")
+
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
         self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
@@ -1110,7 +1131,7 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, predictions, verified, compare, family, models, tutorial, ladder-all",
+            "counting, predictions, verified, compare, family, models, tutorial, two-gpus, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
@@ -2384,9 +2405,12 @@ class Pages(Playground):
         self.assertEqual(pages.navigation(found, staging.written)[2], {"Step through the kernels": "traces/README.md"})
         del staging.written["traces/README.md"]
         self.write("docs/primer.md", "# A GPU in ten minutes\n")
+        self.write("SECURITY.md", "# Security\n")
+        self.write("CHANGELOG.md", "# Changes\n")
         nav = pages.navigation(pages.documents(), staging.written)
         self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
         self.assertEqual(nav[3], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[5], {"The project": [{"Changes": "CHANGELOG.md"}, {"Security": "SECURITY.md"}]})
 
 
 class Slides(Playground):
@@ -2443,19 +2467,46 @@ Thirty minutes, *one* question.
 
 class Lines(unittest.TestCase):
     MOST = 120  # columns
+    CONFLICT = ("<" * 7 + " ", ">" * 7 + " ")  # what git begins a line with where two changes meet
 
-    def test_no_python_line_is_too_long(self) -> None:
-        listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "*.py"], capture_output=True, text=True, check=False)
+    def lines(self, *patterns: str) -> Iterator[tuple[str, str]]:
+        """Those of the files that are committed, each with its place."""
+        listed = subprocess.run(
+            ["git", "-C", SOURCE, "ls-files", *patterns], capture_output=True, text=True, check=False
+        )
         if listed.returncode != 0:
             self.skipTest("this is no git checkout")
         self.assertIn("common/tests/report_test.py", listed.stdout)
-        too_long = []
         for name in listed.stdout.split():
-            if not (SOURCE / name).is_file():
-                continue
-            lines = (SOURCE / name).read_text(encoding="utf-8").splitlines()
-            too_long += [f"{name}:{number}" for number, line in enumerate(lines, 1) if len(line) > self.MOST]
-        self.assertEqual(too_long, [])
+            if (SOURCE / name).is_file():
+                for number, line in enumerate((SOURCE / name).read_text(encoding="utf-8").splitlines(), 1):
+                    yield f"{name}:{number}", line
+
+    def test_none_of_python_or_of_a_script_is_too_long(self) -> None:
+        lines = self.lines("*.py", "*.sh", "*.yml", "*.yaml", ".ci/run", "worklog")
+        self.assertEqual([place for place, line in lines if len(line) > self.MOST], [])
+
+    def test_none_is_what_git_leaves_of_a_conflict(self) -> None:
+        self.assertEqual([place for place, line in self.lines() if line.startswith(self.CONFLICT)], [])
+
+
+class Release(unittest.TestCase):
+    """What is said of the version, at every place that says it."""
+
+    def found(self, name: str, pattern: str) -> str:
+        match = re.search(pattern, (SOURCE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        self.assertIsNotNone(match, f"{name} has no {pattern}")
+        return match[1]
+
+    def test_it_is_the_same_version(self) -> None:
+        version = self.found("CMakeLists.txt", r"^project\(norm_worklog VERSION (\S+)")
+        self.assertEqual(self.found("CITATION.cff", r"^version: (\S+)"), version)
+        self.assertEqual(self.found("CHANGELOG.md", r"^## (\S+)"), version)
+        self.assertEqual(self.found("common/library/python/normworklog/__init__.py", r'^__version__ = "(.*)"'), version)
+
+    def test_it_is_of_the_same_day(self) -> None:
+        day = self.found("CITATION.cff", r"^date-released: (\S+)")
+        self.assertEqual(self.found("CHANGELOG.md", r"^## \S+ · (\S+)"), day)
 
 
 class Imports(unittest.TestCase):

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "asan.h"
 #include "turns.h"
@@ -15,20 +14,9 @@ constinit thread_local uint3 blockIdx{};
 constinit thread_local dim3 blockDim{};
 constinit thread_local dim3 gridDim{};
 
-// The dynamic shared memory of the block that this OS thread runs, as common/device/launch.cuh declares it, and what
-// must stay untouched behind it.
-constexpr size_t shared_redzone_bytes = 1024;
-alignas(128) thread_local unsigned char worklog_dynamic_shared[simt::detail::max_shared_bytes + shared_redzone_bytes];
-
 namespace simt::detail {
 
 constinit thread_local BlockRunner* BlockRunner::running_ = nullptr;
-
-namespace {
-
-constexpr unsigned char poison = 0xff;  // four of them are a NaN, as are two in either 16-bit type
-
-}  // namespace
 
 void called_on_host(const char* name) {
   report(fmt::format("simt: {} was called outside of a kernel", name));
@@ -83,18 +71,7 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
   blockIdx = block;
   blockDim = launch.block;
   gridDim = launch.grid;
-  unsigned char* const shared_end = worklog_dynamic_shared + launch.shared_bytes;
-#ifdef SIMT_ASAN
-  __asan_unpoison_memory_region(worklog_dynamic_shared, sizeof(worklog_dynamic_shared));
-#endif
-  std::memset(worklog_dynamic_shared, poison, launch.shared_bytes);
-  if (poisoned_after_ != launch.shared_bytes) {
-    std::memset(shared_end, poison, shared_redzone_bytes);
-    poisoned_after_ = launch.shared_bytes;
-  }
-#ifdef SIMT_ASAN
-  __asan_poison_memory_region(shared_end, sizeof(worklog_dynamic_shared) - launch.shared_bytes);
-#endif
+  shared_.prepare(launch);
 
   abandoned_ = faulted_ = false;
   error_ = {};
@@ -105,9 +82,7 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
   in_block_ = 0;
   observer_.end_block();
 
-#ifdef SIMT_ASAN
-  __asan_unpoison_memory_region(worklog_dynamic_shared, sizeof(worklog_dynamic_shared));
-#endif
+  const std::string overrun = shared_.overrun_of_block(launch);
   if (abandoned_) {
     if (faulted_) describe_fault();
     if (error_.lists_waiting) add_waiting(error_);
@@ -115,22 +90,22 @@ void BlockRunner::run(Launch& launch, const uint3& block, Cluster* cluster, unsi
     fibers_.clear();
     free_fibers_.clear();
     stacks_.forget_abandoned();
-  } else {
-    for (size_t i = 0; i < shared_redzone_bytes; ++i) {
-      if (shared_end[i] == poison) continue;
-      poisoned_after_ = ~size_t{0};
-      launch_->fail(cudaErrorIllegalAddress,
-                    fmt::format("simt: kernel {}, block {}: a thread wrote {} bytes past the end of the {} bytes of "
-                                "dynamic shared memory that the launch asked for",
-                                function_name(launch_->call.kernel), to_text(block_), i, launch_->shared_bytes));
-      break;
-    }
+  } else if (!overrun.empty()) {
+    launch_->fail(cudaErrorIllegalAddress, fmt::format("simt: kernel {}, block {}: a thread wrote {}",
+                                                       function_name(launch_->call.kernel), to_text(block_), overrun));
   }
   // A block of a cluster that reads this one's shared memory from now on reads poison.
-  if (cluster != nullptr) std::memset(worklog_dynamic_shared, poison, launch.shared_bytes);
+  if (cluster != nullptr) shared_.poison(launch);
   for (const GroupState& group : groups_) {
     if (group.barrier != nullptr) group.barrier->leave();
   }
+}
+
+void BlockRunner::finish_launch(Launch& launch) {
+  const std::string overrun = shared_.overrun_of_launch(launch);
+  if (overrun.empty()) return;
+  launch.fail(cudaErrorIllegalAddress,
+              fmt::format("simt: kernel {}: a thread wrote {}", function_name(launch.call.kernel), overrun));
 }
 
 }  // namespace simt::detail

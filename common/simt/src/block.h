@@ -18,6 +18,7 @@
 #include "blocks_barrier.h"
 #include "launch.h"
 #include "observer.h"
+#include "shared_memory.h"
 #include "simt/engine.h"
 #include "stacks.h"
 #include "switch.h"
@@ -27,7 +28,6 @@ namespace simt::detail {
 constexpr unsigned warp_size = 32;
 constexpr unsigned max_threads = 1024;
 constexpr unsigned max_warps = max_threads / warp_size;
-constexpr size_t max_shared_bytes = 227 * 1024;
 
 class BlockRunner;
 
@@ -52,6 +52,10 @@ class BlockRunner {
 
   // The runner of this OS thread, while it runs a block.
   static BlockRunner* current() { return running_; }
+
+  // After the blocks that this OS thread ran of a launch.
+  void finish_launch(Launch& launch);
+  SharedMemory& shared() { return shared_; }
 
   // Called by running threads, through the functions of simt/engine.h.
   [[gnu::always_inline]] inline uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source,
@@ -254,7 +258,7 @@ class BlockRunner {
   [[maybe_unused]] size_t scheduler_stack_bytes_ = 0;
 
   std::vector<TlsBlock> tls_blocks_;
-  size_t poisoned_after_ = ~size_t{0};
+  SharedMemory shared_;
   Fault fault_;
   Error error_;
   bool faulted_ = false;

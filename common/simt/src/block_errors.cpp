@@ -123,7 +123,8 @@ void BlockRunner::describe_fault() {
         code = cudaErrorMisalignedAddress;
         what = "an access to an address that is not aligned as its type asks, or that no pointer can hold";
       } else {
-        what = fmt::format("an access to {}", describe_address(fault_.address));
+        const std::string shared = shared_.describe(fault_.address, *launch_);
+        what = fmt::format("an access to {}", shared.empty() ? describe_address(fault_.address) : shared);
       }
       break;
     case SIGFPE:

@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include "simt/simt.h"
+#include "variables.h"
 
 namespace simt::detail {
 
@@ -37,6 +38,7 @@ struct Launch : LaunchRequest {
   explicit Launch(const LaunchRequest& request) : LaunchRequest(request) {}
 
   Options options;
+  const SharedVariables::Zones* zones = nullptr;
 
   uintptr_t code_begin = 0, code_end = 0;  // of the program or library that the kernel is in
 

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "runtime.h"
 
@@ -23,10 +23,10 @@ namespace {
 }
 
 template <class T>
-bool parse(const char* text, T& number) {
-  const char* const end = text + std::strlen(text);
-  const auto [rest, error] = std::from_chars(text, end, number);
-  return error == std::errc() && rest == end && text != end;
+bool parse(std::string_view text, T& number) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && rest == end && !text.empty();
 }
 
 void read_number(const char* name, unsigned least, unsigned most, auto&& use) {
@@ -42,14 +42,7 @@ void read_number(const char* name, unsigned least, unsigned most, auto&& use) {
 Options from_environment() {
   Options options;
   if (const char* const order = std::getenv("WORKLOG_SIMT_ORDER")) {
-    const std::string_view word(order);
-    if (word == "reverse") {
-      options.order = Order::reverse;
-    } else if (word.starts_with("shuffle:") && parse(order + 8, options.seed)) {
-      options.order = Order::shuffle;
-    } else if (word != "forward") {
-      refuse("WORKLOG_SIMT_ORDER", order, "forward, reverse or shuffle:SEED");
-    }
+    if (!read_order(order, options)) refuse("WORKLOG_SIMT_ORDER", order, "forward, reverse or shuffle:SEED");
   }
   read_number("WORKLOG_SIMT_THREADS", 1, 1024, [&](unsigned n) { options.threads = n; });
   read_number("WORKLOG_SIMT_MULTIPROCESSORS", 1, 1024, [&](unsigned n) { options.multiprocessors = n; });
@@ -107,6 +100,16 @@ State& state() {
 }
 
 }  // namespace detail
+
+bool read_order(std::string_view words, Options& options) {
+  constexpr std::string_view shuffle = "shuffle:";
+  if (words.starts_with(shuffle)) {
+    options.order = Order::shuffle;
+    return detail::parse(words.substr(shuffle.size()), options.seed);
+  }
+  options.order = words == "reverse" ? Order::reverse : Order::forward;
+  return words == "reverse" || words == "forward";
+}
 
 Options options() {
   std::lock_guard lock(detail::state().mutex);

@@ -1,5 +1,7 @@
 // The OS threads that blocks run on. They are started when first needed, and kept for the launches that follow.
 #include <link.h>
+#include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -7,8 +9,10 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <semaphore>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,6 +26,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds watchdog_period{10};
 constexpr unsigned most_threads = 1024;
+constexpr size_t stack_of_worker = 8 << 20, guard_behind_worker = 4 << 20;  // bytes
 
 // The i-th of n to run, in the order of the options: a permutation of 0 .. n - 1.
 uint64_t in_order(uint64_t i, uint64_t n, const Options& options) {
@@ -54,7 +59,7 @@ struct Gang {
 
 class Worker {
  public:
-  Worker() : thread_([this] { loop(); }), native_(thread_.native_handle()) { thread_.detach(); }
+  Worker();
 
   void start(Launch& launch, Gang* gang, unsigned rank) {
     launch_ = &launch;
@@ -78,7 +83,6 @@ class Worker {
   Gang* gang_ = nullptr;
   unsigned rank_ = 0;
   std::binary_semaphore go_{0};
-  std::thread thread_;
   pthread_t native_;
 };
 
@@ -113,11 +117,37 @@ class Pool {
   std::binary_semaphore wake_watchdog_{0};
 };
 
+// An OS thread has its thread-local storage, and in it the static shared memory, at the upper end of its stack. Here
+// nothing that could be touched follows: a write far past a shared array would end up in whatever the system had put
+// there.
+Worker::Worker() {
+  constexpr size_t bytes = guard_behind_worker + stack_of_worker + guard_behind_worker;
+  void* const memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  char* const stack = static_cast<char*>(memory) + guard_behind_worker;
+  mprotect(stack, stack_of_worker, PROT_READ | PROT_WRITE);
+  runner_.shared().set_guard(stack + stack_of_worker, guard_behind_worker);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstack(&attributes, stack, stack_of_worker);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  const int error = pthread_create(
+      &native_, &attributes,
+      [](void* self) -> void* {
+        static_cast<Worker*>(self)->loop();
+        return nullptr;
+      },
+      this);
+  pthread_attr_destroy(&attributes);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "starting an OS thread for blocks");
+}
+
 void Worker::loop() {
   use_signal_stack();
   for (;;) {
     go_.acquire();
     gang_ == nullptr ? run_blocks() : run_teams();
+    runner_.finish_launch(*launch_);
     runner_.active.store(false);
     Pool::instance().worker_done();
   }
@@ -182,6 +212,8 @@ void Pool::worker_done() {
 
 void Pool::run(Launch& launch) {
   std::lock_guard one_launch(one_launch_);
+  SharedVariables::instance().start(launch.call.kernel);
+  launch.zones = SharedVariables::instance().zones_of_running();
   {
     std::lock_guard lock(mutex_);
     const uint64_t threads = pool_threads(launch.options);

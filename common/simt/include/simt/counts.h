@@ -94,6 +94,7 @@ struct KernelCounts {
   // What an endless cache would move: each sector is read once, where it is read before it is written, and written
   // back once.
   uint64_t dram_read_bytes = 0, dram_write_bytes = 0;
+  uint64_t most_loads_of_thread = 0;  // loads from global memory of the thread that has most of them: the longest wait
   std::vector<Finding> findings;
 
   Counts total(std::initializer_list<Operation> of) const;

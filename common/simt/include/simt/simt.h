@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace simt {
 
@@ -41,6 +42,9 @@ struct Options {
 // on a multiprocessor) a GPU was found to hold at once: it depends on how its multiprocessors are wired.
 Options options();
 void set_options(const Options& options);
+
+// Takes "forward", "reverse" or "shuffle:SEED" for the order (and the seed). False: it is none of these.
+bool read_order(std::string_view words, Options& options);
 
 // The text of the last error of a launch or of a memory call: kernel, block, thread, file and line. Empty: none yet.
 std::string last_error_message();
