@@ -1555,6 +1555,19 @@ class Charts(Playground):
             described,
         )
 
+    def test_the_ladder_on_a_large_tensor(self) -> None:
+        self.charts()
+        self.assertNotIn("docs/charts/ladder_large_h200.svg", self.svgs())
+        for stage, share in (("01_naive", 0.1), ("02_tree", 0.9)):
+            self.results(stage, [
+                benchmark(stage, "one", 400.0, shape="131072x1024", share=share),
+                benchmark(stage, "two", 500.0, shape="131072x1024", share=share / 2),
+            ])
+        self.charts()
+        title, described = ElementTree.fromstring(self.read("docs/charts/ladder_large_h200.svg"))[:2]
+        self.assertEqual(title.text, "At 512 MiB: from 10.0 % of a copy's speed in 01 to 90.0 % in 02")
+        self.assertIn("02_tree two 500 microseconds, 45.0 % of a copy", described.text or "")
+
     def counted(self, stage: str, variant: str, kernel: str, nanoseconds: float, waits: tuple[float, ...]) -> dict:
         names = ("waits_memory", "waits_shared", "waits_barrier", "waits_queue", "waits_dispatch")
         return {
