@@ -2375,7 +2375,11 @@ class Pages(Playground):
         self.write("01_naive/exercise/README.md", "| task | what |\n| --- | --- |\n| 01.1 A | x |\n| bugs.2 B | y |\n")
         before, pages.ROOT = pages.ROOT, self.root
         self.addCleanup(setattr, pages, "ROOT", before)
-        self.assertEqual(pages.exercises(), ["01.1", "bugs.2"])
+        self.write(pages.BUG_HUNT, "# The bug hunt\n\n| bugs.2 | B |\n| bugs.3 | C |\n\n| bugs.3 | why |\n")
+        self.assertEqual(pages.exercises(), ["01.1", "bugs.2", "bugs.3"])
+        found = pages.documents()
+        nav = pages.navigation(found, {path.relative_to(self.root).as_posix(): "" for path in found})
+        self.assertIn({"The bug hunt": pages.BUG_HUNT}, nav)
 
     def test_what_stands_in_a_fence_is_left_alone(self) -> None:
         text = "```md\n[the kernels](kernels.cuh)\n```\n"
