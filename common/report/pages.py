@@ -413,12 +413,12 @@ def check() -> int:
         assert process.stderr
         reader = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
         reader.start()
-        arrived = Handler.arrived.wait(timeout=300)
+        arrived = Handler.arrived.wait(timeout=600)
         process.terminate()
         process.wait(timeout=20)
         serving.shutdown()
     if not arrived or not Handler.reported:
-        print("Chromium did not report within five minutes:\n" + "".join(said[-20:]), file=sys.stderr)
+        print("Chromium did not report within ten minutes:\n" + "".join(said[-20:]), file=sys.stderr)
         return 1
     problems = Handler.reported["found"] + outside_addresses()
     complaints = [line for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)]
