@@ -28,7 +28,8 @@ def style(steps: int) -> str:
     return (
         "<style>@media (prefers-reduced-motion:no-preference){"
         f"@keyframes front{{0%,{coordinate(part)}%{{opacity:1}}{coordinate(part * 1.15)}%,96%{{opacity:.3}}}}"
-        f"@keyframes move{{0%{{transform:translate(var(--x),var(--y))}}{coordinate(part * 0.75)}%,100%{{transform:none}}}}"
+        f"@keyframes move{{0%{{transform:translate(var(--x),var(--y))}}"
+        f"{coordinate(part * 0.75)}%,100%{{transform:none}}}}"
         f".step{{opacity:.3;animation:front {coordinate(turn)}s linear infinite}}"
         f".moves{{animation:move {coordinate(turn)}s ease-in-out infinite}}{delays}}}</style>"
     )
@@ -67,7 +68,8 @@ def tree_in_time(trace: dict[str, Any]) -> str:
         "with a barrier after each step.",
     )
     y = heading(drawing, 32, [title])
-    drawing.text(LEFT, y, f"A square is a thread, a row a warp. Filled: it adds; then all meet at a barrier.", size=13, color=MUTED)
+    legend = "A square is a thread, a row a warp. Filled: it adds; then all meet at a barrier."
+    drawing.text(LEFT, y, legend, size=13, color=MUTED)
     y += 16
     cell, gap = 7.6, 14.0
     for index, step in enumerate(steps):
@@ -229,7 +231,8 @@ def ring_in_time(trace: dict[str, Any]) -> str:
         drawing.text(x + 19, y + 12, words, size=13)
         x += 36 + 7.4 * len(words)
     drawing.parts.append(
-        f'<path class="time" d="M{LEFT} {coordinate(begin + 16)}V{coordinate(y - 8)}" stroke="{INK}" stroke-width="1.5"/>'
+        f'<path class="time" d="M{LEFT} {coordinate(begin + 16)}V{coordinate(y - 8)}" stroke="{INK}" '
+        'stroke-width="1.5"/>'
     )
     drawing.height = y + 30
     seconds = 2 * len(rows)
