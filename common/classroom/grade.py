@@ -55,8 +55,13 @@ from vetting import MOST_BYTES, Vetting
 
 WRAPPED = (
     "_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE",
-    "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind",
-    "_ZN4simt6detail4fillEPvim",
+    "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
+    "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
+    "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
+    "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
+    "_Z10cudaMemsetPvim",
+    "_Z15cudaMemsetAsyncPvimP11CUstream_st",
+    "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
 )
 WRAPS = [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
 # What the object of a submission calls in place of these: functions of guard.cpp, which look at what is written to.

@@ -32,7 +32,7 @@ from typing import Any
 sys.dont_write_bytecode = True
 import grade  # noqa: E402
 from exercises import ROOT, ExerciseError  # noqa: E402
-from isolation import MEBIBYTE, Sandbox  # noqa: E402
+from isolation import MEBIBYTE, Outcome, Sandbox  # noqa: E402
 from judging import ACCEPTED, COUNTS, count_named, last_lines, places_in, problems_of_checks, run  # noqa: E402
 from not_on_cpu import uses  # noqa: E402
 from plain_cuda import Rewritten, place, rewritten, with_headers  # noqa: E402
@@ -56,7 +56,7 @@ CHECKED = {
     False: ("1x133", "1x3,1x1000,1x4100"),  # of a solve() that takes one size
 }
 CALLED = "the call of solve()"  # where a compiler names a file
-COUNTED = {True: "33x133,1024x1024", False: "1x133,1x65536"}
+COUNTED = {True: "1024x1024", False: "1x65536"}
 LADDER = "1024x1024"
 # The kernels of the ladder in README.md: who writes a LayerNorm stands between two of them. Of the other operations it
 # is two of all that there are.
@@ -75,6 +75,7 @@ KINDS = (
     "global_write_race", "global_race", "damage", "wrong",
 )
 UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn)\w*|__\w+)[’'] (?:was not declared|does not name)")
+ENDLESS = ("no block has started or finished", "std::bad_alloc")  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
 Json = dict[str, Any]
@@ -148,7 +149,7 @@ class Ran:
 
     ending: Json  # kind and text, where it did not end as it should; else empty
     checks: list[Json]  # of what it came to
-    counts: list[Json]  # by task
+    counts: list[Json]  # of each task
     printed: str
 
 
@@ -168,8 +169,31 @@ def unit_of(source: Rewritten, entry: Entry, name: str, gpu: Gpu) -> str:
     return f'{head}{source.text}\n#line 1 "{CALLED}"\n{device}{entry.shim}'
 
 
+class Holder(grade.Grader):
+    """Builds and runs a source as a submission is built and run; what calls solve() is among the parts."""
+
+    def parts(self, target: str) -> list[str]:
+        return [*super().parts(target), *(super().parts("judging_solve") if target == "grading_submission" else [])]
+
+    def build_unit(self, unit: str, folder: Path) -> grade.Build:
+        made_ready = SimpleNamespace(main=unit, object_vetting=None)
+        return self.build(made_ready, b"", 0, folder, self.toolchain.can_count, self.submission_parts)
+
+    def run_tasks(self, program: Path, tasks: Path, slot: int, folder: Path) -> tuple[Outcome, Path, list[Json]]:
+        """How it ended, the file of its outcomes, and what was counted of each task."""
+        return self.run(program, tasks, slot, folder, self.toolchain.can_count)
+
+
+class Uncounting(Toolchain):
+    """As if nothing could be counted: of a loop that never ends, counting fills the memory, and hides the line."""
+
+    @property
+    def can_count(self) -> bool:
+        return False
+
+
 class Judge:
-    """Judges one source: builds it twice, runs it, and has the results judged."""
+    """Judges one source: builds it, runs it, and has the results judged."""
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options = options
@@ -179,29 +203,30 @@ class Judge:
         self.toolchain = Toolchain(ROOT, options.build)
         self.toolchain.make_parts(("judging_parts",))
         self.sandbox = Sandbox(options.isolation)
-        self.grader = grade.Grader(
-            self.toolchain, self.sandbox, work, work, SEED, options.timeout, options.memory * MEBIBYTE, vets=False
-        )
-        self.grader.submission_parts += self.grader.parts("judging_solve")
+        self.holder = self.held(self.toolchain)
+
+    def held(self, toolchain: Toolchain) -> Holder:
+        memory, work = self.options.memory * MEBIBYTE, self.work
+        return Holder(toolchain, self.sandbox, work, work, SEED, self.options.timeout, memory, vets=False)
 
     def judge(self) -> Verdict:
         begun = time.monotonic()
         path, name = self.options.file, self.options.file.name
-        text = with_headers(path, MOST_BYTES)
-        entry = find_entry(text, self.options.operation, name)
-        source = rewritten(text, name)
+        self.source = with_headers(path, MOST_BYTES)
+        self.entry = find_entry(self.source, self.options.operation, name)
+        source = rewritten(self.source, name)
         refuse_what_is_lacking(source.text, name)
-        verdict = Verdict(str(path), entry, told=list(entry.notes), isolation=self.sandbox.way.note)
-        self.source, self.entry, self.unit = text, entry, unit_of(source, entry, name, self.gpu)
+        verdict = Verdict(str(path), self.entry, told=list(self.entry.notes), isolation=self.sandbox.way.note)
         if not self.sandbox.way.has_namespaces:
             verdict.told.append(self.sandbox.way.note)
-        with ThreadPoolExecutor(2) as pool:
+        self.unit = unit_of(source, self.entry, name, self.gpu)
+        program = self.build(verdict)
+        with ThreadPoolExecutor(1) as pool:
             try:
-                ordinary = pool.submit(self.check, verdict)
-                counted = pool.submit(self.count)
-                ordinary.result()
+                counted = pool.submit(self.run, program, self.counted_at, FIRST, "counted", 1)
+                self.check(verdict, program)
                 self.take_counts(verdict, counted.result())
-            except BaseException:  # Ctrl-C, or it does not compile: the other thread need not go on
+            except BaseException:  # Ctrl-C: the other thread need not go on
                 self.sandbox.stop()
                 raise
         verdict.problems.sort(key=lambda each: KINDS.index(each["kind"]) if each["kind"] in KINDS else len(KINDS))
@@ -210,26 +235,34 @@ class Judge:
         verdict.seconds = round(time.monotonic() - begun, 1)
         return verdict
 
+    @property
+    def has_rows(self) -> bool:
+        return "rows" in self.entry.words
+
+    @property
+    def counted_at(self) -> str:
+        return (self.options.shapes or COUNTED[self.has_rows]).rpartition(",")[2]
+
     def flags(self, shapes: str, inputs: str) -> str:
         without = f" --without {','.join(self.entry.without)}" if self.entry.without else ""
         types = f"--dtype {self.entry.dtype} --param-dtype {self.entry.param_dtype}"
         return f"--shapes {shapes} {inputs} {types} --eps {self.options.eps}{without}"
 
-    @property
-    def has_rows(self) -> bool:
-        return "rows" in self.entry.words
-
-    def build(self, folder: Path, counting: bool) -> grade.Build:
-        made = self.grader.build(
-            SimpleNamespace(main=self.unit, object_vetting=None), b"", int(counting), folder, counting,
-            self.grader.submission_parts,
-        )
-        return grade.Build(made.program, self.plain(made.said))
-
     def plain(self, text: str) -> str:
         """As a message names the source's kernels and lines."""
         name = self.options.file.name
         return by_name_removed(grade.plain(text)).replace(f"./{name}", name)
+
+    def build(self, verdict: Verdict) -> Path:
+        """The program, where every access of its kernels is counted if this build can count. Raises ExerciseError."""
+        built = self.holder.build_unit(self.unit, self.work / "program")
+        said = self.plain(built.said)
+        if built.program is None:
+            unknown = dict.fromkeys(UNDECLARED.findall(said))
+            lacking = "".join(f"\n{name} is not on the CPU layer (common/simt/README.md)." for name in unknown)
+            raise ExerciseError(f"{self.options.file.name} does not compile:\n{said}{lacking}")
+        verdict.warnings = said
+        return built.program
 
     def call_judge(self, verb: str, path: Path, flags: str, report: Path | None = None) -> list[Json]:
         """The checks of the trusted program; none where it only prepares."""
@@ -243,11 +276,13 @@ class Judge:
             raise ExerciseError(last_lines(done.stdout).removeprefix("solve: "))
         return json.loads(report.read_text(encoding="utf-8"))["checks"] if report else []
 
-    def run(self, program: Path, shapes: str, inputs: str, name: str, counts: bool) -> Ran:
+    def run(
+        self, program: Path, shapes: str, inputs: str, name: str, slot: int, holder: Holder | None = None
+    ) -> Ran:
         flags = self.flags(shapes, inputs)
         tasks = self.work / f"{name}.tasks"
         self.call_judge("prepare", tasks, flags)
-        done, outcomes, entries = self.grader.run(program, tasks, int(counts), self.work / name, counts)
+        done, outcomes, counts = (holder or self.holder).run_tasks(program, tasks, slot, self.work / name)
         report = self.work / f"{name}.json"
         checks = self.call_judge("judge", outcomes, flags, report)
         for check in checks:
@@ -258,24 +293,21 @@ class Judge:
         if not ending and len(reached) < len(checks):
             ending = {"kind": "report", "text": f"solve() ended the program: {last_lines(self.plain(done.output))}"}
         own = [line for line in done.output.strip().splitlines() if not line.startswith("simt: ")]  # checks have those
-        return Ran(ending, reached, entries, "\n".join(own))
+        return Ran(ending, reached, counts, "\n".join(own))
 
-    def check(self, verdict: Verdict) -> None:
-        """The ordinary build: what comes out, for every input and at several shapes."""
-        built = self.build(self.work / "ordinary", False)
-        if built.program is None:
-            unknown = dict.fromkeys(UNDECLARED.findall(built.said))
-            lacking = "".join(f"\n{name} is not on the CPU layer (common/simt/README.md)." for name in unknown)
-            raise ExerciseError(f"{self.options.file.name} does not compile:\n{built.said}{lacking}")
-        verdict.warnings = built.said
+    def check(self, verdict: Verdict, program: Path) -> None:
+        """What comes out for every input and at several shapes, and what is found meanwhile."""
         every, others = CHECKED[self.has_rows]
         runs = [(every, FIRST), (every, OTHERS), (others, FIRST)]
         if self.options.shapes:
             runs = [(self.options.shapes, FIRST), (self.options.shapes, OTHERS)]
         for number, (shapes, inputs) in enumerate(runs):
-            ran = self.run(built.program, shapes, inputs, f"run-{number}", False)
+            ran = self.run(program, shapes, inputs, f"run-{number}", 0)
+            if seems_endless(ran) and self.toolchain.can_count:
+                ran = self.run_uncounted(shapes, inputs)
             verdict.checks += ran.checks
             verdict.printed = verdict.printed or ran.printed
+            self.take_findings(verdict, ran)
             if ran.ending:
                 add_problem(verdict, ran.ending["kind"], self.plain(ran.ending["text"]))
                 return
@@ -292,32 +324,38 @@ class Judge:
             )
         verdict.checks = held
 
-    def count(self) -> Ran:
-        built = self.build(self.work / "counting", True)
+    def run_uncounted(self, shapes: str, inputs: str) -> Ran:
+        holder = self.held(Uncounting(ROOT, self.options.build))
+        built = holder.build_unit(self.unit, self.work / "uncounted")
         if built.program is None:
-            return Ran({}, [], [], "")
-        shapes = self.options.shapes or COUNTED[self.has_rows]
-        return self.run(built.program, shapes, FIRST, "counted", True)
+            raise ExerciseError(f"{self.options.file.name} does not compile:\n{self.plain(built.said)}")
+        return self.run(built.program, shapes, inputs, "run-uncounted", 0, holder)
+
+    def take_findings(self, verdict: Verdict, ran: Ran) -> None:
+        try:
+            for finding in (each for entry in ran.counts for kernel in entry["kernels"] for each in kernel["findings"]):
+                add_finding(verdict, finding, self.plain)
+        except (KeyError, TypeError, AttributeError):
+            pass  # the counts are told to be missing, where they are needed
 
     def take_counts(self, verdict: Verdict, ran: Ran) -> None:
-        """Findings, and what the last shape's kernels ask of memory."""
+        """Of the run that is counted: what it found, and what its kernels ask of memory."""
+        self.take_findings(verdict, ran)
         if ran.ending and not verdict.problems:
-            add_problem(verdict, ran.ending["kind"], self.plain(f"while it was counted, {ran.ending['text']}"))
+            add_problem(verdict, ran.ending["kind"], self.plain(ran.ending["text"]))
+        if not self.toolchain.can_count:
+            verdict.told.append("Nothing was counted, and races were not looked for: that needs a build with g++.")
+            return
+        if not ran.checks or ran.checks[-1]["verdict"] not in ACCEPTED:
+            for problem in [] if verdict.problems else problems_of_checks(ran.checks):
+                add_problem(verdict, problem.kind, self.plain(problem.text).removeprefix("solve "))
+            verdict.told.append("What it costs, and where that is on the ladder, is told once it is right.")
+            return
         try:
-            known = map(self.described, ran.checks)
-            entries = [described | entry for entry, described in zip(ran.counts, known)]
-            for kernel in (kernel for entry in entries for kernel in entry["kernels"]):
-                for finding in kernel["findings"]:
-                    add_finding(verdict, finding, self.plain)
-            if not entries or len(entries) < len(ran.checks):
-                return
-            if ran.checks[-1]["verdict"] not in ACCEPTED:
-                verdict.told.append("What it costs, and where that is on the ladder, is told once it is right.")
-                return
-            if not verdict.problems and (text := grade.made_elsewhere(entries)):
+            if not verdict.problems and (text := grade.made_elsewhere(ran.counts)):
                 add_problem(verdict, "not by a kernel", text)
                 return
-            self.compare(verdict, entries[-1])
+            self.compare(verdict, self.described(ran.checks[-1]) | ran.counts[-1])
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError):
             if not verdict.problems:
                 add_problem(verdict, "uncounted", "the program has written no counts, or none that can be read")
@@ -347,6 +385,11 @@ class Judge:
         verdict.ladder = sorted(standings, key=lambda each: -each.predicted)
         names = [each.name for each in verdict.ladder]
         verdict.between = between([name for name in names if not name or name in RUNGS] if RUNGS[0] in names else names)
+
+
+def seems_endless(ran: Ran) -> bool:
+    errors = " ".join(check["error"] for check in ran.checks)
+    return ran.ending.get("kind") in ("memory", "hang") or any(words in errors for words in ENDLESS)
 
 
 def extent(of: Sequence[int]) -> str:
@@ -411,7 +454,6 @@ def time_on_gpu(judge: Judge, toolchain: Toolchain, verdict: Verdict) -> None:
     """Builds the source as it is with nvcc, checks it there, and times it: outside of the sandbox."""
     toolchain.make_parts(("judging_parts",))
     checked_at = judge.options.shapes or CHECKED[judge.has_rows][0]
-    timed_at = judge.options.shapes or COUNTED[judge.has_rows].rpartition(",")[2]
     unit, program = judge.work / "gpu.o", judge.work / "gpu"
     main = judge.work / "gpu.cu"
     main.write_text(gpu_unit(judge.source, judge.entry, judge.options.file.name), encoding="utf-8")
@@ -433,7 +475,7 @@ def time_on_gpu(judge: Judge, toolchain: Toolchain, verdict: Verdict) -> None:
     if not checked.document:
         add_problem(verdict, "crash", f"on this GPU: {last_lines(checked.output)}")
         return
-    timed = run(program, [*judge.flags(timed_at, FIRST).split(), "--time", "cold"], report)
+    timed = run(program, [*judge.flags(judge.counted_at, FIRST).split(), "--time", "cold"], report)
     for timing in timings_of(timed.document, False):
         shape = f"{timing.rows}x{timing.cols}"
         verdict.gpu = {"shape": shape, "us": timing.seconds * 1e6, "share_of_copy": timing.share_of_copy}

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from exercises import SOURCE, Exercise, ExerciseError, Goal, figure_of
-from toolchain import Built, Toolchain, build, replaced
+from objects import ObjectVetting
+from toolchain import Built, Toolchain, build, libraries_of, replaced
 from vetting import Vetting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
@@ -292,6 +293,8 @@ def judge(
     with ThreadPoolExecutor(3) as pool, stopping_all():
         source = sources / SOURCE
         vetting = pool.submit(refusals, exercise, source, counter) if vets and counter else None
+        same = vets and counter is not None and counter.build == toolchain.build
+        baseline = pool.submit(object_vetting, exercise, work, toolchain) if same else None
         ordinary = pool.submit(build, exercise, sources, work, toolchain.recipe(False), color, prefix)
         counted = None
         if counting:
@@ -311,7 +314,20 @@ def judge(
     twice = {problem.kind for problem in problems} & {"hang", "crash", "report", "wrong"}  # the same, in both runs
     found.problems = problems + [problem for problem in found.problems if problem.kind not in twice]
     found.problems += vetting.result() if vetting else []
+    if baseline:
+        reasons = baseline.result().reasons((work / "main.o").read_bytes())
+        found.problems += [Problem("refused", reason) for reason in reasons]
     return found
+
+
+def object_vetting(exercise: Exercise, work: Path, toolchain: Toolchain) -> ObjectVetting:
+    """By what the skeleton's object has, which is compiled where it is not there, or older than what it is made of."""
+    recipe = toolchain.recipe(False)
+    made = work / "skeleton" / "main.o"
+    of = [exercise.skeleton, exercise.main, *(path for path in libraries_of(recipe) if path.is_file())]
+    if not made.is_file() or any(path.stat().st_mtime >= made.stat().st_mtime for path in of):
+        build(exercise, exercise.folder, made.parent, recipe)
+    return ObjectVetting(made.read_bytes(), libraries_of(recipe))
 
 
 def refusals(exercise: Exercise, source: Path, toolchain: Toolchain) -> list[Problem]:

@@ -225,8 +225,8 @@ void read_what_is_needed() {
 
 }  // namespace
 
-// The linker calls these where a submission asks for a launch, a copy or a fill (--wrap): the device may touch its
-// memory.
+// The linker calls these where a submission asks for a launch, a copy or a fill (--wrap, by the names that its object
+// has): the device may touch its memory.
 cudaError_t real_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
     "__real__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
 cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
@@ -236,22 +236,32 @@ cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call 
   return real_launch(config, call);
 }
 
-cudaError_t real_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                      cudaMemcpyKind kind) __asm__("__real__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
-cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) __asm__("__wrap__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
-cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) {
-  const DeviceWork work;
-  return real_copy(to, to_pitch, from, from_pitch, width, height, kind);
-}
+#define AS_DEVICE_WORK(name, symbol, parameters, arguments)        \
+  cudaError_t real_##name parameters __asm__("__real_" symbol);    \
+  cudaError_t wrapped_##name parameters __asm__("__wrap_" symbol); \
+  cudaError_t wrapped_##name parameters {                          \
+    const DeviceWork work;                                         \
+    return real_##name arguments;                                  \
+  }
 
-cudaError_t real_fill(void* to, int byte, size_t bytes) __asm__("__real__ZN4simt6detail4fillEPvim");
-cudaError_t wrapped_fill(void* to, int byte, size_t bytes) __asm__("__wrap__ZN4simt6detail4fillEPvim");
-cudaError_t wrapped_fill(void* to, int byte, size_t bytes) {
-  const DeviceWork work;
-  return real_fill(to, byte, bytes);
-}
+AS_DEVICE_WORK(copy, "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
+               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
+AS_DEVICE_WORK(copy_async, "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
+               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
+               (to, from, bytes, kind, stream))
+AS_DEVICE_WORK(copy_rows, "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
+               (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                cudaMemcpyKind kind),
+               (to, to_pitch, from, from_pitch, width, height, kind))
+AS_DEVICE_WORK(copy_rows_async, "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
+               (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                cudaMemcpyKind kind, cudaStream_t stream),
+               (to, to_pitch, from, from_pitch, width, height, kind, stream))
+AS_DEVICE_WORK(fill, "_Z10cudaMemsetPvim", (void* to, int byte, size_t bytes), (to, byte, bytes))
+AS_DEVICE_WORK(fill_async, "_Z15cudaMemsetAsyncPvimP11CUstream_st",
+               (void* to, int byte, size_t bytes, cudaStream_t stream), (to, byte, bytes, stream))
+AS_DEVICE_WORK(graph, "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
+               (cudaGraphExec_t executable, cudaStream_t stream), (executable, stream))
 
 namespace worklog {
 

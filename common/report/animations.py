@@ -6,6 +6,7 @@ wants no motion (prefers-reduced-motion) sees all of it, and so does a program t
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,10 @@ def style(steps: int) -> str:
     )
     return (
         "<style>@media (prefers-reduced-motion:no-preference){"
-        f"@keyframes front{{0%,{coordinate(part)}%{{opacity:1}}{coordinate(part * 1.15)}%,96%{{opacity:.3}}}}"
-        f"@keyframes move{{0%{{transform:translate(var(--x),var(--y))}}{coordinate(part * 0.75)}%,100%{{transform:none}}}}"
-        f".step{{opacity:.3;animation:front {coordinate(turn)}s linear infinite}}"
+        f"@keyframes front{{0%,{coordinate(part)}%{{opacity:1}}{coordinate(part * 1.15)}%,96%{{opacity:.45}}}}"
+        f"@keyframes move{{0%{{transform:translate(var(--x),var(--y))}}"
+        f"{coordinate(part * 0.75)}%,100%{{transform:none}}}}"
+        f".step{{opacity:.45;animation:front {coordinate(turn)}s linear infinite}}"
         f".moves{{animation:move {coordinate(turn)}s ease-in-out infinite}}{delays}}}</style>"
     )
 
@@ -66,8 +68,8 @@ def tree_in_time(trace: dict[str, Any]) -> str:
         f"A block of {threads} threads on the CPU layer: {', '.join(map(str, at_work))} of them write shared memory, "
         "with a barrier after each step.",
     )
-    y = heading(drawing, 32, [title])
-    drawing.text(LEFT, y, f"A square is a thread, a row a warp. Filled: it adds; then all meet at a barrier.", size=13, color=MUTED)
+    y = heading(drawing, 32, textwrap.wrap(title, 46))
+    drawing.text(LEFT, y, "A row is a warp, a filled square a thread that adds.", size=13, color=MUTED)
     y += 16
     cell, gap = 7.6, 14.0
     for index, step in enumerate(steps):
@@ -86,7 +88,7 @@ def tree_in_time(trace: dict[str, Any]) -> str:
             )
             if runs:
                 drawing.parts.append(f'<path d="{runs}" fill="{STROKES["green"]}"/>')
-        drawing.text(LEFT + 32 * cell + 14, y + 12, f"{len(step)} warp{'s' if len(step) > 1 else ''} at work",
+        drawing.text(LEFT + 32 * cell + 14, y + 12, f"{len(step)} warp{'s' if len(step) > 1 else ''}",
                      size=13, bold=True)
         drawing.parts.append("</g>")
         y += max(len(shown) * 8, 16) + gap
@@ -115,7 +117,7 @@ def shuffles_in_time(trace: dict[str, Any]) -> str:
         WIDTH, 0, title,
         f"A warp on the CPU layer: each lane reads the register of a lane {', '.join(map(str, distances))} away.",
     )
-    y = heading(drawing, 32, [title])
+    y = heading(drawing, 32, textwrap.wrap(title, 46))
     drawing.text(LEFT, y, "A dot is a lane's value on its way to the lane that reads it.", size=13, color=MUTED)
     y += 14
     cell = (WIDTH - 2 * LEFT) / LANES
@@ -144,7 +146,7 @@ def shuffles_in_time(trace: dict[str, Any]) -> str:
             )
         drawing.parts.append("</g>")
         y += height + 6
-    drawing.text(LEFT, y + 8, "Lane 0 at the left, lane 31 at the right. No shared memory, no barrier.", size=13,
+    drawing.text(LEFT, y + 8, "Lanes 0 to 31 from left to right. No barrier.", size=13,
                  color=INK)
     drawing.height = y + 24
     drawing.parts.insert(0, style(len(steps)))
@@ -196,7 +198,7 @@ def ring_in_time(trace: dict[str, Any]) -> str:
         f"to {row.stored[1]}" for number, row in enumerate(rows)
     )
     drawing = Drawing(WIDTH, 0, title, f"A warp of a block on the CPU layer, with {places} stages. {told}.")
-    y = heading(drawing, 32, [title])
+    y = heading(drawing, 32, textwrap.wrap(title, 46))
     drawing.text(LEFT, y, "From left to right, the steps of a warp.", size=13, color=MUTED)
     y += 14
     begin = y
@@ -229,7 +231,8 @@ def ring_in_time(trace: dict[str, Any]) -> str:
         drawing.text(x + 19, y + 12, words, size=13)
         x += 36 + 7.4 * len(words)
     drawing.parts.append(
-        f'<path class="time" d="M{LEFT} {coordinate(begin + 16)}V{coordinate(y - 8)}" stroke="{INK}" stroke-width="1.5"/>'
+        f'<path class="time" d="M{LEFT} {coordinate(begin + 16)}V{coordinate(y - 8)}" stroke="{INK}" '
+        'stroke-width="1.5"/>'
     )
     drawing.height = y + 30
     seconds = 2 * len(rows)

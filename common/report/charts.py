@@ -78,6 +78,7 @@ STYLES = [
     ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
 MANY = 4  # charts: what pays for a process of its own
+LARGE_SHAPE = "131072x1024"  # 512 MiB of fp32
 LARGE_MIB = 128  # a tensor: far more than the L2 cache
 SCHEDULERS, SECTOR = 4, 32  # of a multiprocessor; bytes
 ASYNC_COLS = 32768  # fp32: from here on the final kernel of stage 05 copies rows to shared memory asynchronously
@@ -144,6 +145,13 @@ def page(width: float, height: float, rows: int = 1, cols: int = 1, **options: o
     figure.patch.set(edgecolor=EDGE, linewidth=1.5)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
     return figure, [ax for line in axes for ax in line]
+
+
+PHONE = 4.9  # inches: text of 9 points is 10 pixels high where the chart is 400 wide
+
+
+def wrapped_title(title: str) -> str:
+    return textwrap.fill(title, int(PHONE * 9), break_on_hyphens=False)
 
 
 def footnote(figure: Figure, *parts: str) -> None:
@@ -696,12 +704,14 @@ def measured_stages(repository: Repository, gpu: str) -> list[str]:
     return [stage for stage in repository.stages() if repository.has_results(stage, gpu)]
 
 
-def ladder_entries(repository: Repository, gpu: str, modes: Sequence[str]) -> list[Timing]:
+def ladder_entries(
+    repository: Repository, gpu: str, modes: Sequence[str], shape: str = SHAPE
+) -> list[Timing]:
     return [
         t
         for stage in measured_stages(repository, gpu)
         for t in repository.stage_results(stage, gpu).timings
-        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and t.shape == SHAPE
+        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and t.shape == shape
     ]
 
 
@@ -764,6 +774,42 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
                       + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)
     return Chart(Path(f"docs/charts/ladder_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
+
+
+def large_ladder_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Bars: share of a copy of every stage and variant on a tensor of 512 MiB, with the time beside each."""
+    entries = [t for t in ladder_entries(repository, gpu, ["cold"], LARGE_SHAPE) if t.share_of_copy]
+    if len({t.stage for t in entries}) < 2:
+        return None
+    small = [(t.stage, t.variant) for t in ladder_entries(repository, gpu, ["cold"])]  # in which order they stand there
+    entries.sort(key=lambda t: (t.stage, small.index(t_key) if (t_key := (t.stage, t.variant)) in small else -1))
+    figure, (ax,) = page(PHONE, 1.7 + 0.3 * len(entries))
+    ys = [len(entries) - i for i in range(len(entries))]
+    stages = [t.stage for t in entries]
+    stage_bands((ax,), stages)
+    order = list(dict.fromkeys(stages))
+    for y, t in zip(ys, entries):
+        color, _, _, hatch = STYLES[order.index(t.stage) % len(STYLES)]
+        ax.barh(y, t.share_of_copy, height=0.62, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
+        ax.text(1.27, y, percent(t.share_of_copy), ha="right", va="center", fontsize=9)
+        ax.text(1.53, y, f"{significant(t.seconds * 1e6)} µs", ha="right", va="center", fontsize=9)
+    ax.axvline(1.0, color=INK, linewidth=1.2)
+    ax.set_yticks(ys, [f"{t.stage[:2]}  {name_of(t)}" for t in entries])
+    ax.set_ylim(0.4, len(entries) + 0.6)
+    ax.set_xlim(0, 1.55)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    ax.set_xlabel("share of a copy's speed", x=0, ha="left")
+    ax.set_axisbelow(True)
+    best = [max(t.share_of_copy for t in entries if t.stage == stage) for stage in order]
+    title = f"At 512 MiB: from {percent(best[0])} of a copy's speed in {order[0][:2]} to " \
+            f"{percent(best[-1])} in {order[-1][:2]}"
+    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}, {LARGE_SHAPE.replace('x', ' x ')}", "cold L2 cache, median",
+             stale_note(entries))
+    words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds, "
+                      f"{percent(t.share_of_copy)} of a copy" for t in entries)
+    return Chart(Path(f"docs/charts/ladder_large_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -1361,13 +1407,6 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
 
 
 # --- Why --------------------------------------------------------------------------------------------------------------
-PHONE = 4.9  # inches: text of 9 points is 10 pixels high where the chart is 400 wide
-
-
-def wrapped_title(title: str) -> str:
-    return textwrap.fill(title, int(PHONE * 9), break_on_hyphens=False)
-
-
 # Why a warp cannot issue its next instruction: the counter, what it is called, color and hatch.
 WAITS = (
     ("waits_memory", "memory", "#0072B2", ""),
@@ -1717,7 +1756,8 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (
-    ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
+    ladder_chart, large_ladder_chart,
+    cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
     lines_chart, tutorial_chart, waits_chart, bytes_chart, size_chart, two_gpus_chart,
 )
 GENERAL_CHARTS = (offset_chart,)  # of no GPU

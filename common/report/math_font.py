@@ -5,7 +5,7 @@
 
 Browsers place indices and roots by a font's MATH table, which few fonts have. The font is part of TeX distributions
 (Debian: fonts-lmodern), under the GUST Font License, which lies beside what is made here. What is made is another font
-than that: it has fewer characters and the name "Worklog Math". pages_hooks.py names a formula's character that it lacks.
+than that: it has fewer characters and the name "Worklog Math". pages_hooks.py names what a formula needs and it lacks.
 Needs fonttools and brotli.
 """
 

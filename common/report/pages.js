@@ -3,7 +3,7 @@
 (() => {
   const EXERCISES = @EXERCISES@, LESSONS = @LESSONS@; // the numbers of all exercises, how many lessons: of pages.py
   const KEY = "norm-worklog";
-  const LESSON = /^\d\d_\w+\/$/, EXERCISE_PAGE = /^\d\d_\w+\/exercise\/$/, NUMBER = /^(\w+\.\d+)\b/;
+  const LESSON = /^\d\d_\w+\/$/, EXERCISE_PAGE = /^(\d\d)_\w+\/exercise\/$|\/(bug)_hunt\/$/, NUMBER = /^(\w+\.\d+)\b/;
 
   const logo = document.querySelector("a.md-logo");
   const article = document.querySelector("article");
@@ -23,10 +23,13 @@
   }
 
   // --- The navigation: a mark at what has been read, and at exercises that are all done ---
-  const numbersOf = page => EXERCISES.filter(number => number.startsWith(page.slice(0, 2)));
+  const numbersOf = page => {
+    const [, stage, bug] = EXERCISE_PAGE.exec(page) ?? [];
+    return EXERCISES.filter(number => number.startsWith(stage ?? bug ?? "none"));
+  };
   function isFinished(page) {
     if (LESSON.test(page)) return Boolean(state.read[page]);
-    const numbers = EXERCISE_PAGE.test(page) ? numbersOf(page) : [];
+    const numbers = numbersOf(page);
     return numbers.length > 0 && numbers.every(number => state.done[number]);
   }
   function mark() {
@@ -71,9 +74,10 @@
 
   // --- Exercises: a box to tick at each ---
   if (EXERCISE_PAGE.test(here)) {
+    const left = new Set(numbersOf(here)); // a page may have a second table, of answers
     for (const cell of article.querySelectorAll("table td:first-child")) {
       const number = NUMBER.exec(cell.textContent.trim())?.[1];
-      if (!number || !EXERCISES.includes(number)) continue;
+      if (!left.delete(number)) continue;
       const box = document.createElement("input");
       box.type = "checkbox";
       box.className = "worklog-done";

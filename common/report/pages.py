@@ -48,6 +48,7 @@ STAGE_PICTURE = re.compile(rf"!\[[^\]\n]*\]\({traces.FOLDER}/{re.escape(traces.P
 EXERCISE = re.compile(r"^\| (\w+\.\d+)\b", re.MULTILINE)  # a row of the table of exercises
 TRACES = "traces"  # the folder of the pages that step through traces
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+BUG_HUNT = "common/classroom/bug_hunt/README.md"  # exercises of no stage
 FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
     "reading-order.md", "running.md", "judging.md", "method.md", "numerics.md", "profiling.md", "counting.md",
@@ -70,6 +71,7 @@ def documents() -> list[Path]:
     docs = sorted((ROOT / "docs").glob("*.md"), key=place)
     rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
     project = [ROOT / name for name in PROJECT if (ROOT / name).is_file()]
+    rooms += [ROOT / BUG_HUNT] if (ROOT / BUG_HUNT).is_file() else []
     return found + docs + rooms + project + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
 
@@ -183,16 +185,18 @@ def of_stage(stage: Path, pages: list[Path], written: dict[str, str]) -> list[An
 
 
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The primer, the ladder, the docs, the rooms, the project; a stage's code, exercises and notes stand below its
-    writeup."""
+    """The primer, the ladder, the bug hunt, the docs, the rooms, the project; a stage's code, exercises and notes stand
+    below its writeup."""
     ladder: list[Any] = []
-    first, docs, rooms, project = [], [], [], []
+    first, docs, rooms, project, hunt = [], [], [], [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         if name == FIRST:
             first.append({title(path): name})
         elif path.parent == ROOT / "docs":
             docs.append({title(path): name})
+        elif name == BUG_HUNT:
+            hunt.append({title(path): name})
         elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
         elif name in PROJECT:
@@ -201,7 +205,7 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
             ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
     files = sorted(name for name in made if not name.endswith("/code.md") and not name.startswith(f"{TRACES}/"))
-    nav: list[Any] = [{"Start": "README.md"}, *first, {"Lessons 01 to 08": ladder}]
+    nav: list[Any] = [{"Start": "README.md"}, *first, {"Lessons 01 to 08": ladder}, *hunt]
     nav += [{"Step through the kernels": f"{TRACES}/README.md"}] if f"{TRACES}/README.md" in written else []
     nav += [{"Method, numerics, teaching": docs}] if docs else []
     nav += [{"How the code is built": rooms}] if rooms else []
@@ -232,9 +236,9 @@ def traces_page() -> str:
 
 def exercises() -> list[str]:
     """The numbers of all exercises, as their pages list them: 02.1."""
-    found = [EXERCISE.findall(path.read_text(encoding="utf-8"))
-             for path in sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))]
-    return [number for numbers in found for number in numbers]
+    texts = [path.read_text(encoding="utf-8")
+             for path in (*sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md")), ROOT / BUG_HUNT) if path.is_file()]
+    return list(dict.fromkeys(number for text in texts for number in EXERCISE.findall(text)))
 
 
 def build() -> None:
@@ -409,12 +413,12 @@ def check() -> int:
         assert process.stderr
         reader = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
         reader.start()
-        arrived = Handler.arrived.wait(timeout=300)
+        arrived = Handler.arrived.wait(timeout=600)
         process.terminate()
         process.wait(timeout=20)
         serving.shutdown()
     if not arrived or not Handler.reported:
-        print("Chromium did not report within five minutes:\n" + "".join(said[-20:]), file=sys.stderr)
+        print("Chromium did not report within ten minutes:\n" + "".join(said[-20:]), file=sys.stderr)
         return 1
     problems = Handler.reported["found"] + outside_addresses()
     complaints = [line for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)]

@@ -200,8 +200,10 @@ def panel(drawing: Drawing, y: float, traced: Traced, trace: dict[str, Any], ste
     parts = [(counts.loads, "load"), (counts.stores, "store"), (counts.shared, "of shared memory"),
              (counts.shuffles, "shuffle"), (counts.barriers, "barrier")]
     words = ", ".join(f"{n} {name}{'s' if n != 1 and ' ' not in name else ''}" for n, name in parts if n)
-    drawing.text(LEFT, y, f"For {of_rows}: {words}", size=12.5, color=MUTED)
-    return y + 12
+    for line in textwrap.wrap(f"For {of_rows}: {words}", 58):
+        drawing.text(LEFT, y, line, size=12.5, color=MUTED)
+        y += 17
+    return y - 5
 
 
 def rows_of(trace: dict[str, Any]) -> int:

@@ -374,6 +374,10 @@ class Commands(unittest.TestCase):
         )
         text = self.call("check", "2.1", code=1)
         self.assertRegex(text, r"\./worklog grade would refuse it, and not run it\.\n(.*\n)* +line \d+: .*system")
+        hidden = "  namespace s = std;\n  s::system(nullptr);"  # from who reads the text
+        self.mine.write_text(Teacher.EXERCISE.solution().replace("  if (p.rows == 0) return;", hidden))
+        text = self.call("check", "2.1", code=1)
+        self.assertRegex(text, r"\./worklog grade would refuse it, and not run it\.\n(.*\n)* +.*needs system, which")
         self.assertIn("Not solved yet.", text)
 
     def test_a_reader_who_stops_reading_ends_it_without_a_traceback(self) -> None:

@@ -85,7 +85,8 @@ class Learners(unittest.TestCase):
             code, document, printed = self.results[name]
             with self.subTest(name):
                 self.assertEqual(code, 1 if problems else 0, printed)
-                self.assertLess(document["seconds"], SECONDS)
+                if name != "endless.cu":  # which takes as long as the limits allow
+                    self.assertLess(document["seconds"], SECONDS)
                 found = [(problem["kind"], problem["text"]) for problem in document["problems"]]
                 for kind, pattern in problems:
                     texts = [text for each, text in found if each == kind]

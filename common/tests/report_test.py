@@ -1555,6 +1555,19 @@ class Charts(Playground):
             described,
         )
 
+    def test_the_ladder_on_a_large_tensor(self) -> None:
+        self.charts()
+        self.assertNotIn("docs/charts/ladder_large_h200.svg", self.svgs())
+        for stage, share in (("01_naive", 0.1), ("02_tree", 0.9)):
+            self.results(stage, [
+                benchmark(stage, "one", 400.0, shape="131072x1024", share=share),
+                benchmark(stage, "two", 500.0, shape="131072x1024", share=share / 2),
+            ])
+        self.charts()
+        title, described = ElementTree.fromstring(self.read("docs/charts/ladder_large_h200.svg"))[:2]
+        self.assertEqual(title.text, "At 512 MiB: from 10.0 % of a copy's speed in 01 to 90.0 % in 02")
+        self.assertIn("02_tree two 500 microseconds, 45.0 % of a copy", described.text or "")
+
     def counted(self, stage: str, variant: str, kernel: str, nanoseconds: float, waits: tuple[float, ...]) -> dict:
         names = ("waits_memory", "waits_shared", "waits_barrier", "waits_queue", "waits_dispatch")
         return {
@@ -2362,7 +2375,11 @@ class Pages(Playground):
         self.write("01_naive/exercise/README.md", "| task | what |\n| --- | --- |\n| 01.1 A | x |\n| bugs.2 B | y |\n")
         before, pages.ROOT = pages.ROOT, self.root
         self.addCleanup(setattr, pages, "ROOT", before)
-        self.assertEqual(pages.exercises(), ["01.1", "bugs.2"])
+        self.write(pages.BUG_HUNT, "# The bug hunt\n\n| bugs.2 | B |\n| bugs.3 | C |\n\n| bugs.3 | why |\n")
+        self.assertEqual(pages.exercises(), ["01.1", "bugs.2", "bugs.3"])
+        found = pages.documents()
+        nav = pages.navigation(found, {path.relative_to(self.root).as_posix(): "" for path in found})
+        self.assertIn({"The bug hunt": pages.BUG_HUNT}, nav)
 
     def test_what_stands_in_a_fence_is_left_alone(self) -> None:
         text = "```md\n[the kernels](kernels.cuh)\n```\n"
@@ -2478,8 +2495,9 @@ class Lines(unittest.TestCase):
             self.skipTest("this is no git checkout")
         self.assertIn("common/tests/report_test.py", listed.stdout)
         for name in listed.stdout.split():
-            if (SOURCE / name).is_file():
-                for number, line in enumerate((SOURCE / name).read_text(encoding="utf-8").splitlines(), 1):
+            content = (SOURCE / name).read_bytes() if (SOURCE / name).is_file() else b"\0"
+            if b"\0" not in content:  # the site's font is no text
+                for number, line in enumerate(content.decode().splitlines(), 1):
                     yield f"{name}:{number}", line
 
     def test_none_of_python_or_of_a_script_is_too_long(self) -> None:

@@ -9,6 +9,7 @@ The browser is a headless Chromium, spoken to through a pipe. Without one those 
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -16,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ class Chromium:
     def __init__(self, page: Path) -> None:
         to_browser, self.write = os.pipe()
         self.read, from_browser = os.pipe()
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its children end a little later
 
         def place_pipes() -> None:  # --remote-debugging-pipe reads file 3 and writes file 4
             os.dup2(to_browser, 63)
@@ -317,6 +320,11 @@ class Pictures(unittest.TestCase):
             wait_for("step 1 of ")
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 class Progress(unittest.TestCase):
     PAGE = """<!DOCTYPE html><a class="md-logo" href="{up}index.html"></a>
 <nav class="md-nav--primary"><a class="md-nav__link" href="{up}01_naive/index.html">01</a>
@@ -325,8 +333,8 @@ class Progress(unittest.TestCase):
     EXERCISES = "<table><tr><td>01.1 Sums</td></tr><tr><td>01.2 Tails</td></tr></table>"
 
     def open(self, browser: Any, page: str) -> None:
-        browser.call("Page.navigate", url=(self.folder / page / "index.html").as_uri())
-        while not browser.evaluate(f"document.readyState === 'complete' && location.href.includes('/site/{page}')"):
+        browser.call("Page.navigate", url=f"{self.address}/{page}index.html")
+        while not browser.evaluate(f"document.readyState === 'complete' && location.pathname === '/{page}index.html'"):
             pass
 
     @unittest.skipUnless(CHROMIUM, "no Chromium here")
@@ -334,15 +342,22 @@ class Progress(unittest.TestCase):
         script = (ROOT / "common/report/pages.js").read_text(encoding="utf-8")
         script = script.replace("@EXERCISES@", '["01.1", "01.2"]').replace("@LESSONS@", "8")
         with tempfile.TemporaryDirectory() as folder:
-            self.folder = Path(folder) / "site"
+            site = Path(folder)
             bodies = {"": ("Start", "", ""), "01_naive/": ("One thread", "", "../"),
                       "01_naive/exercise/": ("Exercises", self.EXERCISES, "../../")}
             for page, (title, body, up) in bodies.items():
-                (self.folder / page).mkdir(parents=True, exist_ok=True)
+                (site / page).mkdir(parents=True, exist_ok=True)
                 text = self.PAGE.format(up=up, title=title, body=body, script=script)
-                (self.folder / page / "index.html").write_text(text, encoding="utf-8")
-            browser = Chromium(self.folder / "index.html")
+                (site / page / "index.html").write_text(text, encoding="utf-8")
+            # Of files each is a place of its own, which need not see at once what another has kept.
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self.addCleanup(server.server_close)
+            self.addCleanup(server.shutdown)
+            self.address = f"http://127.0.0.1:{server.server_address[1]}"
+            browser = Chromium(site / "index.html")
             self.addCleanup(browser.close)
+            self.open(browser, "")
             progress = "document.querySelector('.worklog-progress')?.textContent ?? ''"
             finished = "[...document.querySelectorAll('.worklog-finished')].map(link => link.textContent).join()"
             self.assertEqual(browser.evaluate(progress), "")
