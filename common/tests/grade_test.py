@@ -262,7 +262,7 @@ ATTACKS = {
     )).replace("scratch[threadIdx.x + stride];", "0.0f;"),
     "replaces_the_linker": changed((
         END,
-        END + '\nextern "C" int __wrap__ZN4simt6detail4fillEPvim(void*, int, unsigned long) { return 0; }\n',
+        END + '\nextern "C" int __wrap__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE(void*) { return 0; }\n',
     )),
     "assembles": changed((END, 'asm(".globl worklog_passed\\nworklog_passed: .incbin \\"/etc/shadow\\"");\n' + END)),
     "includes_zero": '#include "/dev/zero"\n' + SOLUTION,
