@@ -51,6 +51,7 @@ HEADINGS = {
     "uncounted": "It could not be counted",
     "goal": "The results are right, and a goal is not reached yet",
     "speed": "It can be faster",
+    "refused": "./worklog grade would refuse it, and not run it",
     "shared_race": "A race in shared memory",
     "global_write_race": "Two blocks write to one place",
     "global_race": "Two threads of a block are at one place without a barrier",
@@ -138,8 +139,9 @@ def print_task(exercise: Exercise) -> None:
     print(styled(f"{exercise.id} {exercise.title}", "1") + f" ({stars}, about {exercise.minutes} minutes)")
     print(wrapped(exercise.task, "  "))
     for goal in exercise.goals:
-        bounds = (("at most", goal.at_most), ("at least", goal.at_least))
-        words = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        words = " and ".join(
+            f"{words} {bound if isinstance(bound, str) else f'{bound:g}'}" for words, bound in goal.bounds().items()
+        )
         print(wrapped(f"to reach: {words} {judging.count_named(goal.count).phrase}", "  "))
     if exercise.speed and exercise.variant:
         share = f"{exercise.speed.at_least:.0%} of the speed"
@@ -221,13 +223,13 @@ def check(exercise: Exercise, tools: Workshop) -> int:
     begun = time.monotonic()
     work = tools.checking.build / "exercises" / exercise.id
     print(styled(f"{exercise.id} {exercise.title}", "1") + f": {shown(exercise)}", flush=True)
-    found = judge(exercise, exercise.mine.parent, work, tools.checking, tools.counting, color=COLOR)
+    found = judge(exercise, exercise.mine.parent, work, tools.checking, tools.counting, color=COLOR, vets=True)
     share = None
     if found.solved and exercise.speed and tools.checking is not tools.counting:
         share = time_it(exercise, tools, work, found)
+    note(exercise, solved=found.solved)
     report(exercise, found, share)
     print(f"({time.monotonic() - begun:.1f} s)")
-    note(exercise, solved=found.solved)
     return 0 if found.solved else 1
 
 
@@ -242,7 +244,7 @@ def time_it(exercise: Exercise, tools: Workshop, work: Path, found: Judgement) -
 def report(exercise: Exercise, found: Judgement, share: float | None) -> None:
     if found.warnings:
         print(styled("The compiler remarks:", "33") + f"\n{found.warnings}")
-    graver = [problem for problem in found.problems if problem.kind not in ("goal", "speed")]
+    graver = [problem for problem in found.problems if problem.kind not in ("goal", "speed", "refused")]
     if not graver:
         print(f"  {found.checks} results compared with the reference: all right")
         if found.counted:
@@ -252,7 +254,8 @@ def report(exercise: Exercise, found: Judgement, share: float | None) -> None:
     if share is not None:
         print(f"  {share:.0%} of the speed of {exercise.variant} of stage {exercise.stage[:2]}")
     kind = ""
-    for problem in (graver or found.problems)[:MOST_PROBLEMS]:
+    refused = [problem for problem in found.problems if problem.kind == "refused"]
+    for problem in [*graver[:MOST_PROBLEMS], *refused] if graver else found.problems[:MOST_PROBLEMS]:
         print_problem(problem, exercise.root, problem.kind != kind)
         kind = problem.kind
     if len(graver) > MOST_PROBLEMS:
@@ -316,6 +319,28 @@ def solution(exercise: Exercise) -> int:
     return 0
 
 
+def perform(options: argparse.Namespace) -> int:
+    if options.verb == "list":
+        return list_all(options.root)
+    if options.verb not in ("start", "check", "hint", "solution", "watch"):
+        raise ExerciseError(f"there is no '{options.verb}'; there are list, start, check, hint, solution and watch")
+    if options.exercise is None:
+        raise ExerciseError(
+            f"{options.verb} needs an exercise: ./worklog exercise {options.verb} "
+            f"{all_exercises(options.root)[0].id} (list names them)"
+        )
+    exercise = chosen(options.exercise, options.root, options.verb == "start")
+    if options.verb == "start":
+        return start(exercise, options.preset, options.build)
+    if options.verb == "hint":
+        return hint(exercise)
+    if options.verb == "solution":
+        return solution(exercise)
+    require_started(exercise)
+    tools = workshop(options.root, options.preset, options.build)
+    return check(exercise, tools) if options.verb == "check" else watch(exercise, tools)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="./worklog exercise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,31 +355,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if options.verb == "list":
-            return list_all(options.root)
-        if options.verb not in ("start", "check", "hint", "solution", "watch"):
-            raise ExerciseError(f"there is no '{options.verb}'; there are list, start, check, hint, solution and watch")
-        if options.exercise is None:
-            raise ExerciseError(
-                f"{options.verb} needs an exercise: ./worklog exercise {options.verb} "
-                f"{all_exercises(options.root)[0].id} (list names them)"
-            )
-        exercise = chosen(options.exercise, options.root, options.verb == "start")
-        if options.verb == "start":
-            return start(exercise, options.preset, options.build)
-        if options.verb == "hint":
-            return hint(exercise)
-        if options.verb == "solution":
-            return solution(exercise)
-        require_started(exercise)
-        tools = workshop(options.root, options.preset, options.build)
-        return check(exercise, tools) if options.verb == "check" else watch(exercise, tools)
+        code = perform(options)
+        sys.stdout.flush()
+        return code
     except (ExerciseError, regions.RegionError) as error:
         print(f"worklog exercise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import queue
 import re
 import secrets
@@ -42,19 +43,45 @@ from typing import Any
 sys.dont_write_bytecode = True
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
-from judging import ACCEPTED, BLOCK_SECONDS, count_named, judge_speed, problems_of_checks, same_code, signal_name
+from judging import (
+    ACCEPTED, BLOCK_SECONDS, SAME_EVERYWHERE, compare_times, judge_goals, last_lines, problems_of_checks, run,
+    same_code, signal_name, timings_of,
+)
 from not_on_cpu import explained
+from objects import ObjectVetting
 from regions import RegionError
-from toolchain import Toolchain, build, linked, replaced
+from toolchain import Recipe, Toolchain, libraries_of, linked, replaced
 from vetting import MOST_BYTES, Vetting
 
 WRAPPED = (
     "_ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE",
-    "_ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind",
-    "_ZN4simt6detail4fillEPvim",
+    "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
+    "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
+    "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
+    "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
+    "_Z10cudaMemsetPvim",
+    "_Z15cudaMemsetAsyncPvimP11CUstream_st",
+    "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
 )
+WRAPS = [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
+# What the object of a submission calls in place of these: functions of guard.cpp, which look at what is written to.
+GUARDED = {
+    "_Znwm": "guarded_new", "_Znam": "guarded_new_array", "_ZdlPv": "guarded_delete", "_ZdaPv": "guarded_delete_array",
+    "_ZdlPvm": "guarded_sized_delete", "_ZdaPvm": "guarded_sized_delete_array",
+    "__cxa_allocate_exception": "guarded_allocate_exception", "memcpy": "guarded_memcpy",
+    "memmove": "guarded_memmove", "memset": "guarded_memset", "sincos": "guarded_sincos", "sincosf": "guarded_sincosf",
+    "_Z13cudaGetDevicePi": "guarded_get_device",
+    "_Z22cudaDeviceGetAttributePi14cudaDeviceAttri": "guarded_get_attribute",
+    "_Z21cudaFuncGetAttributesP18cudaFuncAttributesPKv": "guarded_get_function",
+    "_Z45cudaOccupancyMaxActiveBlocksPerMultiprocessorPiPKvim": "guarded_blocks",
+    "_Z30cudaOccupancyMaxActiveClustersPiPKvPK18cudaLaunchConfig_t": "guarded_clusters",
+    "_ZN4simt6detail10copy_laterEPvPKvmmNS0_4SiteE": "guarded_copy_later",
+    "_ZN4simt6detail11map_to_rankEPKvjPKcNS0_4SiteE": "guarded_map_to_rank",
+}
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
-TOUCHED_BY_HOST = 86  # exit code of submission.cpp
+TOUCHED_BY_HOST, CANNOT_FILTER, NOT_ITS_OWN = 86, 87, 88  # exit codes of submission.cpp, confine.cpp, guard.cpp
+MOST_THREADS = 8  # of a run: each takes addresses for the stacks of a block, and others run at the same time
+MOST_ENTRIES, MOST_DEPTH = 5000, 24  # of a student's folder, that are looked at
 NOT_REACHED = "the program ended before it came to this"  # as judge.cpp says it
 POINTS = {"results": 60, "findings": 15, "counts": 25}
 BONUS = 10  # for the speed on a GPU
@@ -69,17 +96,19 @@ MEANINGS = {
     "partly right": "some results are right",
     "wrong": "no result is right",
     "not begun": "it is the skeleton",
-    "refused": "the source holds what a kernel has no need of, and was not compiled",
+    "not found": "there is no file where an exercise's has to lie",
+    "refused": "it holds what a kernel has no need of, and was not run",
     "does not compile": "the compiler or the linker refused it",
     "does not end": "it ran into the time limit",
     "stopped": "it took too much memory, or printed too much",
-    "crashed": "it was ended by a signal",
+    "crashed": "it was ended by a signal, or for what it was about to do",
     "ended early": "it ended before its results were there",
     "not by a kernel": "the results were not made by a kernel",
     "not graded": "the grader itself failed here; the same command tries it again",
 }
 
 Json = dict[str, Any]
+Times = dict[tuple[Any, ...], float]  # seconds, by operation, type, rows and columns
 
 
 # --- Submissions -----------------------------------------------------------------------------------------------------
@@ -120,27 +149,94 @@ class Grade:
         return round(sum(self.points.values()) + self.bonus, 1)
 
 
-def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Iterator[Submission]:
-    """Every submission below a folder, by student and exercise."""
-    students = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    for student in sorted(path for path in students if not path.name.startswith(".")):
+@dataclass(frozen=True)
+class Missing:
+    """A student of whom nothing can be graded, or a file that no exercise looks for."""
+
+    student: str
+    reason: str
+
+
+def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Iterator[Submission | Missing]:
+    """Every submission below a folder, by student and exercise, and what lies where none can be."""
+    places = {each.mine.relative_to(ROOT / "my"): each for each in all_exercises()}
+    for student in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        if student.is_symlink():
+            yield Missing(student.name, "this is a link, which is not followed")
+            continue
+        if not student.is_dir():
+            yield Missing(student.name, "this is a file, where a folder for each student is expected")
+            continue
+        taken: set[Path] = set()
         for exercise in chosen:
             inside = exercise.mine.relative_to(ROOT / "my")
             candidates = [student / inside, student / "my" / inside, *([student / SOURCE] if single else [])]
             if found := next((path for path in candidates if os.path.lexists(path)), None):
+                taken.add(found)
                 yield Submission(student.name, exercise, found)
+        sources, complaint = sources_in(student)
+        elsewhere = []
+        for path in sources:
+            inside = path.relative_to(student)
+            inside = inside.relative_to("my") if inside.parts[0] == "my" else inside
+            if path not in taken and inside not in places:
+                elsewhere.append(path)
+        example = next(iter(places)) if not single else chosen[0].mine.relative_to(ROOT / "my")
+        for path in elsewhere[:5]:
+            yield Missing(
+                student.name,
+                f"{path.relative_to(student)} lies where no exercise looks; a place would be {student.name}/{example}",
+            )
+        if len(elsewhere) > 5:
+            yield Missing(student.name, f"{len(elsewhere) - 5} more files lie where no exercise looks")
+        if complaint:
+            yield Missing(student.name, complaint)
+        elif not taken and not elsewhere and single:
+            yield Missing(student.name, f"there is no {example}")
+        elif not sources and not taken:
+            yield Missing(student.name, f"there is no file of an exercise, such as {example}")
+
+
+def sources_in(student: Path) -> tuple[list[Path], str]:
+    """Files of a student's that look like a submission; and, in a sentence, why not all have been looked at."""
+    found: list[Path] = []
+    waiting = [(student, 0)]
+    entries, complaint = 0, ""
+    while waiting:
+        folder, depth = waiting.pop()
+        try:
+            with os.scandir(folder) as inside:
+                for entry in inside:
+                    entries += 1
+                    if entries > MOST_ENTRIES:
+                        return sorted(found), f"there are more than {MOST_ENTRIES} files, and not all were looked at"
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name.startswith("."):
+                            continue
+                        if depth < MOST_DEPTH:
+                            waiting.append((Path(entry.path), depth + 1))
+                        else:
+                            complaint = f"the folders lie more than {MOST_DEPTH} deep in each other"
+                    elif entry.name != "main.cu" and entry.name.lower().endswith((".cuh", ".cu")):
+                        found.append(Path(entry.path))
+        except OSError as error:
+            complaint = f"{folder.name} cannot be read: {error.strerror}"
+    return sorted(found), complaint
 
 
 def read_untrusted(path: Path, most: int) -> bytes:
     """A file that others have made: no link, no device, not too long. Raises ValueError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError(f"{path.name} is no file")
-        data = file.read(most + 1)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > most:
         raise ValueError(f"{path.name} has more than {most} bytes")
     return data
@@ -157,16 +253,21 @@ class Examination:
         folder.mkdir()
         folder.chmod(0o755)
         self.runs = [f"{flags} --check-only" for flags in exercise.checks]
-        counted = exercise.counted is not None and grader.toolchain.can_count
-        self.counted_run = f"{exercise.counted} --input normal" if counted else None
+        counted = exercise.counted is not None and grader.counts
+        self.counted_run = f"{exercise.counted_flags(grader.seed)} --input normal" if counted else None
         self.main = f'#line 1 "{exercise.main.relative_to(ROOT)}"\n' + exercise.main.read_text(encoding="utf-8")
         self.vetting = Vetting(exercise, replaced(grader.recipe.compile, "x", "x")[:-4]) if grader.vets else None
+        self.object_vetting: ObjectVetting | None = None
         # The judge's program has the skeleton's kernels, which never run: it needs the names of the variants alone. It
         # is compiled as a submission is, which shows that this can be done here.
-        built = grader.build(self, exercise.skeleton.read_bytes(), 0, folder / "judge", False, grader.judge_parts)
+        skeleton = exercise.skeleton.read_bytes()
+        built = grader.build(self, skeleton, 0, folder / "judge", grader.counts, grader.judge_parts)
         if built.program is None:
             raise ExerciseError(f"the judge of {exercise.id} cannot be built here:\n{built.said}")
         self.judge = built.program
+        if grader.vets:
+            others = [*libraries_of(grader.recipe), *map(Path, grader.submission_parts)]
+            self.object_vetting = ObjectVetting((folder / "judge/main.o").read_bytes(), others)
         self.tasks: list[Path] = []
         for number, flags in enumerate([*self.runs, *([self.counted_run] if self.counted_run else [])]):
             tasks = folder / f"tasks-{number}"
@@ -193,6 +294,7 @@ class Examination:
 class Build:
     program: Path | None
     said: str
+    refused: tuple[str, ...] = ()  # why what was compiled is not run
 
 
 # --- The grader -------------------------------------------------------------------------------------------------------
@@ -204,19 +306,35 @@ class Grader:
         """`timeout`: seconds of processor time of a run; `memory`: bytes. The toolchain's parts are made."""
         self.toolchain, self.sandbox, self.work, self.out = toolchain, sandbox, work, out
         self.seed, self.vets = seed, vets
-        self.recipe = toolchain.recipe(False)
-        self.counting_recipe = toolchain.recipe(True) if toolchain.can_count else None
+        # One program for all: what is judged is what was counted, and where nothing was counted there is no result.
+        self.counts = toolchain.can_count
+        self.recipe = toolchain.recipe(self.counts)
         # A machine that is busy with other submissions lets each wait: the time on the clock is only for what sleeps.
         self.compile_limits = Limits(timeout + 20, 4 * (timeout + 20), max(memory, 1024 * MEBIBYTE), processes=32)
         self.run_limits = Limits(timeout, 4 * timeout, memory)
         self.submission_parts = self.parts("grading_submission")
         self.judge_parts = self.parts("grading_judge")
+        begin, end = self.parts("grading_bounds")
+        self.bounds = (begin, end)
+        self.ours = self.linked_together() if vets and self.counts else None
         self.fingerprint = hashlib.sha256()
         for path in sorted((ROOT / "common/classroom").glob("*.*")):
             if path.suffix in (".py", ".cpp", ".h") and path.name != "exercise.py":
                 self.fingerprint.update(path.read_bytes())
         self.fingerprint.update(f"{seed} {timeout} {memory} {vets}".encode())
         self.examinations: dict[str, Examination] = {}
+        self.unprepared: dict[str, str] = {}  # exercises: why
+
+    def linked_together(self) -> Path:
+        """One object of all that is ours in a submission's program. It stands in front of the submission's, so that
+        what both hold (functions of headers) is taken from ours."""
+        objects = [str(path) for path in libraries_of(self.recipe) if path.suffix in (".o", ".a")]
+        target = self.work / "ours.o"
+        command = [self.recipe.link[0], "-r", "-nostdlib", "-o", str(target), *self.submission_parts, *objects, *WRAPS]
+        done = subprocess.run(command, cwd=self.recipe.folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ExerciseError(f"the parts of the grader cannot be linked together:\n{done.stderr[-2000:]}")
+        return target
 
     def parts(self, target: str) -> list[str]:
         found = sorted((self.toolchain.build / f"common/classroom/CMakeFiles/{target}.dir").glob("*.o"))
@@ -225,8 +343,12 @@ class Grader:
         return [str(path) for path in found]
 
     def prepare(self, chosen: Sequence[Exercise]) -> None:
+        """An exercise that cannot be prepared is no submission's fault, and does not end the others' grading."""
         for exercise in chosen:
-            self.examinations[exercise.id] = Examination(exercise, self, self.work / exercise.id)
+            try:
+                self.examinations[exercise.id] = Examination(exercise, self, self.work / exercise.id)
+            except ExerciseError as error:
+                self.unprepared[exercise.id] = str(error)
 
     def key_of(self, exercise: Exercise, source: bytes) -> str:
         key = self.fingerprint.copy()
@@ -236,10 +358,12 @@ class Grader:
         return key.hexdigest()[:24]
 
     # --- Building and running, in the sandbox ---
-    def build(
-        self, examination: Examination, source: bytes, slot: int, folder: Path, counting: bool, parts: Sequence[str]
-    ) -> Build:
-        """A program of this source and the exercise's main.cu, in `folder`, which is made."""
+    def compile(
+        self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, readable: Sequence[Path] = (),
+        guarded: bool = False,
+    ) -> tuple[bytes | None, str]:
+        """The object of this source and an exercise's main.cu, or none; and what the compiler said. `folder` is made.
+        `guarded`: calls through an address are checked (guard.cpp)."""
         folder.mkdir(parents=True)
         folder.chmod(0o755)
         inputs, made = folder / "source", folder / "made"
@@ -247,58 +371,92 @@ class Grader:
             each.mkdir()
             each.chmod(0o755)
         (inputs / SOURCE).write_bytes(source)
-        (inputs / "main.cu").write_text(examination.main, encoding="utf-8")
+        (inputs / "main.cu").write_text(main, encoding="utf-8")
         self.sandbox.give(made, slot)
-        recipe = self.counting_recipe if counting and self.counting_recipe else self.recipe
-        unit, program = made / "main.o", folder / "program"
+        unit = made / "main.o"
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
-        command[1:1] = [f"-I{inputs}", f"-ffile-prefix-map={inputs}=."]
-        command += [
-            "-fmax-errors=3",
-            "-fdiagnostics-color=never",
-            "-ftemplate-depth=256",
-            "-fconstexpr-ops-limit=5000000",
-        ]
+        command[1:1] = [f"-I{inputs}"]
+        if "nvcc" not in Path(command[0]).name:
+            command = ["-Wno-tsan" if word == "-w" else word for word in command]
+            if guarded:  # g++ does not tell of what it writes itself in place of these
+                command += ["-fno-builtin-memset", "-fno-builtin-memmove"]
+            if guarded and platform.machine() == "x86_64":
+                command += ["-mindirect-branch=thunk-extern", "-mindirect-branch-register", "-mno-red-zone"]
+            command += [
+                f"-ffile-prefix-map={inputs}=.", "-fmax-errors=3", "-fdiagnostics-color=never",
+                "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
+            ]
         # The stages are there to be included by later ones; no folder above them is.
-        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*"))]
+        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
         done = self.sandbox.run(
             command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt"
         )
         said = plain(done.output.replace(f"{inputs}/", "")).strip()
         if done.stopped_for:
-            return Build(None, f"the compiler was stopped: too much {done.stopped_for}")
+            return None, f"the compiler was stopped: too much {done.stopped_for}"
         if done.timed_out:
-            return Build(None, f"the compiler had not ended after {done.seconds:.0f} s")
+            return None, f"the compiler had not ended after {done.seconds:.0f} s"
         if done.code != 0:
             ended_by = f"the compiler was ended by {signal_name(done.signal)}" if done.signal else ""
-            return Build(None, explained(said or ended_by, source.decode(errors="replace"), SOURCE))
-        # From here on only files of the grader's are used.
-        own = folder / "main.o"
+            return None, explained(said or ended_by, source.decode(errors="replace"), SOURCE)
         try:
-            own.write_bytes(read_untrusted(unit, 256 * MEBIBYTE))
+            return read_untrusted(unit, 256 * MEBIBYTE), said
         except ValueError as error:
-            return Build(None, str(error))
-        link = [*linked(recipe.link, str(own), str(program))]
-        link[link.index(str(own)) + 1 : link.index(str(own)) + 1] = [*parts]
-        if parts == self.submission_parts:
-            link += [f"-Wl,--wrap={symbol}" for symbol in WRAPPED]
-        linking = subprocess.run(
+            return None, str(error)
+
+    def link(
+        self, recipe: Recipe, unit: Path, program: Path, before: Sequence[str], after: Sequence[str], source: bytes
+    ) -> str:
+        """Of files of the grader's only. What the linker says against it, or nothing."""
+        link = linked(recipe.link, str(unit), str(program))
+        if self.ours and str(self.ours) in before:
+            link = [word for word in link if not word.endswith(".o") or word == str(unit)]
+        at = link.index(str(unit))
+        link[at : at + 1] = [*before, str(unit), *after]
+        done = subprocess.run(
             link, cwd=recipe.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", timeout=120, check=False,
         )
-        if linking.returncode != 0:
-            return Build(None, explained(plain(linking.stdout[-3000:]), source.decode(errors="replace"), SOURCE))
+        if done.returncode != 0:
+            return explained(plain(done.stdout[-3000:]), source.decode(errors="replace"), SOURCE) or "it is not linked"
         program.chmod(0o755)
-        return Build(program, said)
+        return ""
 
-    def run(self, program: Path, tasks: Path, slot: int, folder: Path, counts: bool) -> tuple[Outcome, Path, Json]:
-        """Runs a submission's program on tasks: how it ended, the file of its outcomes, and what it counted."""
+    def build(
+        self, examination: Examination, source: bytes, slot: int, folder: Path, counting: bool, parts: Sequence[str]
+    ) -> Build:
+        """A program of this source and the exercise's main.cu, in `folder`, which is made."""
+        is_submission = parts == self.submission_parts
+        guarded = is_submission and counting and self.vets
+        recipe = self.recipe if counting == self.counts else self.toolchain.recipe(counting)
+        data, said = self.compile(examination.main, source, slot, folder, recipe, guarded=guarded)
+        if data is None:
+            return Build(None, said)
+        if examination.object_vetting and (reasons := examination.object_vetting.reasons(data)):
+            return Build(None, said, tuple(reasons))
+        own, program = folder / "main.o", folder / "program"
+        own.write_bytes(data)
+        before, after = parts, ()
+        if guarded:
+            renames = [f"--redefine-sym={name}={other}" for name, other in GUARDED.items()]
+            subprocess.run(["objcopy", *renames, str(own)], check=True, capture_output=True)
+            before = (str(self.ours), self.bounds[0])
+            after = (self.bounds[1], *WRAPS)
+        elif is_submission:
+            after = (*self.bounds, *WRAPS)
+        against = self.link(recipe, own, program, before, after, source)
+        return Build(None, against) if against else Build(program, said)
+
+    def run(
+        self, program: Path, tasks: Path, slot: int, folder: Path, counts: bool
+    ) -> tuple[Outcome, Path, list[Json]]:
+        """Runs a submission's program on tasks: how it ended, the file of its outcomes, what was counted."""
         folder.mkdir()
         folder.chmod(0o755)
         box = folder / "box"
         box.mkdir()
         box.chmod(0o755)
-        files = [box / "outcomes", *([box / "counts.json"] if counts else [])]
+        files = [box / "outcomes", *([box / "counts"] if counts else [])]
         for file in files:
             file.touch()
             self.sandbox.give(file, slot)
@@ -310,26 +468,36 @@ class Grader:
         )
         done = self.sandbox.run(
             [str(program), str(tasks), *map(str, files)], slot, limits, box, [program, tasks], files,
-            output=folder / "printed.txt", environment={"WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS)},
+            output=folder / "printed.txt",
+            environment={
+                "WORKLOG_SIMT_BLOCK_LIMIT_MS": str(1000 * BLOCK_SECONDS),
+                "WORKLOG_MEMORY_BYTES": str(limits.memory_bytes),
+                "WORKLOG_SIMT_THREADS": str(min(os.cpu_count() or 1, MOST_THREADS)),
+                "WORKLOG_GUARDED": str(int(self.vets)), **SAME_EVERYWHERE,
+            },
         )
+        if done.code == CANNOT_FILTER:
+            raise ExerciseError("this machine's kernel filters no system calls (seccomp), and so nothing is run on it")
         trusted = folder / "outcomes"
         try:
             trusted.write_bytes(read_untrusted(files[0], limits.file_bytes))
         except ValueError:
             trusted.write_bytes(b"")
-        document: Json = {}
+        entries: list[Json] = []
         if counts:
             try:
-                read = json.loads(read_untrusted(files[1], 64 * MEBIBYTE))
-                document = read if isinstance(read, dict) else {}
+                for line in read_untrusted(files[1], 64 * MEBIBYTE).splitlines():
+                    entries.append(json.loads(line))
             except (ValueError, RecursionError):
-                pass
-        return done, trusted, document
+                pass  # the rest is missing
+        return done, trusted, entries
 
     # --- One submission ---
     def grade(self, submission: Submission, slot: int) -> Grade:
         begun = time.monotonic()
         exercise = submission.exercise
+        if exercise.id in self.unprepared:
+            raise ExerciseError(self.unprepared[exercise.id])
         examination = self.examinations[exercise.id]
         try:
             source = read_untrusted(submission.path, MOST_BYTES)
@@ -365,7 +533,11 @@ class Grader:
             grade.verdict = "refused"
             grade.problems = [{"kind": "refused", "text": reason} for reason in reasons]
             return
-        built = self.build(examination, source, slot, folder / "ordinary", False, self.submission_parts)
+        built = self.build(examination, source, slot, folder / "built", self.counts, self.submission_parts)
+        if built.refused:
+            grade.verdict = "refused"
+            grade.problems = [{"kind": "refused", "text": reason} for reason in built.refused]
+            return
         if built.program is None:
             grade.verdict = "does not compile"
             grade.problems = [{"kind": "compile", "text": built.said}]
@@ -373,8 +545,13 @@ class Grader:
         grade.warnings = built.said
         endings = []
         for number, flags in enumerate(examination.runs):
-            done, outcomes, _ = self.run(
-                built.program, examination.tasks[number], slot, folder / f"run-{number}", False
+            if endings and endings[-1]["kind"] == "hang":  # nor would it end with other flags, most likely
+                (folder / "nothing").touch()
+                checks = examination.call_judge("judge", folder / "nothing", flags, folder / "report.json")["checks"]
+                grade.results += len(checks)
+                continue
+            done, outcomes, entries = self.run(
+                built.program, examination.tasks[number], slot, folder / f"run-{number}", self.counts
             )
             grade.printed = plain(done.output) or grade.printed
             checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
@@ -383,6 +560,8 @@ class Grader:
             grade.results += len(checks)
             reached = [check for check in checks if check["error"] != NOT_REACHED]
             ending = ending_of(done, flags)
+            if self.counts and (text := not_by_a_kernel(checks, entries)):
+                ending = {"kind": "uncounted", "verdict": "not by a kernel", "text": f"with {flags} {text}"}
             if not ending and len(reached) < len(checks):
                 ending = {
                     "kind": "report",
@@ -398,11 +577,12 @@ class Grader:
                     {"kind": problem.kind, "text": plain(problem.text)} for problem in problems_of_checks(reached)
                 ]
         if endings:
-            grade.verdict = endings[0]["verdict"]
-            grade.right = 0 if grade.verdict == "not by a kernel" else grade.right
+            of_host = [ending for ending in endings if ending["verdict"] == "not by a kernel"]
+            grade.verdict = (of_host or endings)[0]["verdict"]
+            grade.right = 0 if of_host else grade.right
             return
         if examination.counted_run:
-            self.count(examination, source, slot, folder, grade)
+            self.count(examination, source, built.program, slot, folder, grade)
         if grade.verdict == "not by a kernel":
             grade.right = 0
         elif grade.right < grade.results:
@@ -412,31 +592,30 @@ class Grader:
             clean = grade.findings == 0 and grade.goals_met == grade.goals and not uncounted
             grade.verdict = "solved" if clean else "right"
 
-    def count(self, examination: Examination, source: bytes, slot: int, folder: Path, grade: Grade) -> None:
-        """What the counting build finds."""
-        exercise = examination.exercise
-        built = self.build(examination, source, slot, folder / "counting", True, self.submission_parts)
-        if built.program is None:
-            grade.problems.append({"kind": "uncounted", "text": built.said})
-            return
+    def count(
+        self, examination: Examination, source: bytes, program: Path, slot: int, folder: Path, grade: Grade
+    ) -> None:
+        """What is found in the run that is counted."""
         flags = examination.counted_run or ""
-        done, outcomes, document = self.run(built.program, examination.tasks[-1], slot, folder / "run-counting", True)
+        tasks, where = examination.tasks[-1], folder / "run-counting"
+        done, outcomes, entries = self.run(program, tasks, slot, where, True)
         if ending := ending_of(done, f"{flags} --count"):
             grade.problems.append({"kind": "uncounted", "text": ending["text"]})
             return
         checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
         try:
-            entries = document["counts"]
             if not entries or len(entries) != len(checks):
                 raise ValueError
-            self.take_counts(exercise, entries, checks, grade)
+            self.take_counts(examination.exercise, entries, checks, source.decode(errors="replace"), grade)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError):
             grade.problems.append({
                 "kind": "uncounted",
                 "text": "the program has written no counts, or none that can be read",
             })
 
-    def take_counts(self, exercise: Exercise, entries: list[Json], checks: list[Json], grade: Grade) -> None:
+    def take_counts(
+        self, exercise: Exercise, entries: list[Json], checks: list[Json], source: str, grade: Grade
+    ) -> None:
         texts: list[str] = []
         for entry in entries:
             for kernel in entry["kernels"]:
@@ -454,22 +633,36 @@ class Grader:
         if not are_right:
             grade.goal_lines = ["goals are checked on kernels whose results are right"]
             return
-        for goal in exercise.goals:
-            values = [float(count_named(goal.count).of(entry)) for entry in entries]
-            met = goal.at_most is None or max(values) <= goal.at_most
-            met = met and (goal.at_least is None or min(values) >= goal.at_least)
-            worst = max(values) if goal.at_most is not None else min(values)
-            bounds = {"at most": goal.at_most, "at least": goal.at_least}
-            wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-            grade.goals_met += met
-            line = f"{'met' if met else 'missed'}: {count_named(goal.count).phrase}: {worst:.4g} ({wanted} wanted)"
-            grade.goal_lines.append(line + ("" if met else f" {goal.because}"))
+        for result in judge_goals(exercise, entries, source):
+            grade.goals_met += result.met
+            line = f"{'met' if result.met else 'missed'}: {result.text()}"
+            grade.goal_lines.append(line + ("" if result.met else f" {result.goal.because}"))
 
 
 def plain(text: str) -> str:
     """Without the namespaces in front of names, and the grader's folders in front of the student's file."""
     in_front = r"worklog::(?:\w+::)*|(?:^|(?<= ))simt: |\./(?=kernels\.cuh|\./)|[^\s'`]*/worklog-grade-\w+/(?:[\w-]+/)*"
     return re.sub(in_front, "", text)
+
+
+def not_by_a_kernel(checks: Sequence[Json], entries: Sequence[Json]) -> str:
+    """Why a right result among these cannot come from a kernel: none was launched, or none has read the input."""
+    for number, check in enumerate(checks):
+        is_empty = check["rows"] * check["cols"] * check.get("pixels", 1) == 0  # nothing has to be launched for it
+        if check["verdict"] not in ACCEPTED or check["error"] or is_empty:
+            continue
+        try:
+            kernels = entries[number]["kernels"]
+            memory = [each for kernel in kernels for each in kernel["memory"]]
+            read = {each["name"] for each in memory if each["bytes_read"] > 0}
+            inputs = {each["name"] for each in memory} & {"x", "dy"}
+        except (KeyError, TypeError, IndexError, AttributeError):
+            return "a result is right, and nothing was counted of what has made it"
+        if not kernels:
+            return "a result is right, but no kernel was launched"
+        if inputs and not inputs & read:
+            return f"a result is right, but no kernel has read {' or '.join(sorted(inputs))}"
+    return ""
 
 
 def made_elsewhere(entries: Sequence[Json]) -> str:
@@ -511,6 +704,12 @@ def ending_of(done: Outcome, flags: str) -> Json | None:
             "text": f"with {flags}: host code has read or written device memory; on a GPU that is a crash, since only "
             "kernels can reach it",
         }
+    if done.code == NOT_ITS_OWN:
+        return {
+            "kind": "crash",
+            "verdict": "crashed",
+            "text": f"with {flags} the program was ended: {last_lines(plain(done.output), 1)}",
+        }
     if done.signal is not None:
         return {
             "kind": "crash",
@@ -533,23 +732,95 @@ def bonus_of(share: float | None, wanted: float) -> float:
     return round(BONUS * min(1.0, max(0.0, 2 * share / wanted - 1)), 1)
 
 
-def time_on_gpu(submission: Submission, grade: Grade, toolchain: Toolchain, work: Path) -> None:
-    """The time on this machine's GPU, taken by the program itself: only of what was vetted and is solved."""
-    exercise = submission.exercise
-    if exercise.speed is None or grade.verdict != "solved":
-        return
-    source = work / f"time-{file_name(submission.student)}-{exercise.id}"
-    source.mkdir()
-    (source / SOURCE).write_bytes(read_untrusted(submission.path, MOST_BYTES))
-    built = build(exercise, source, source / "made", toolchain.recipe(False))
-    if built.program is None:
-        grade.problems.append({"kind": "speed", "text": f"it does not compile for this GPU:\n{built.errors[-2000:]}"})
-        return
-    toolchain.make_parts((exercise.stage,))
-    grade.share, problem = judge_speed(exercise, built.program, toolchain.build / "bin" / exercise.stage, source)
-    grade.bonus = bonus_of(grade.share, exercise.speed.at_least)
-    if problem:
-        grade.problems.append({"kind": "speed", "text": problem.text})
+class Timing:
+    """Times on this machine's GPU what is solved, one by one, in the sandbox, of the bytes that were graded."""
+
+    def __init__(self, toolchain: Toolchain, grader: Grader) -> None:
+        self.toolchain, self.grader = toolchain, grader
+        self.recipe = toolchain.recipe(False)
+        self.of_stage: dict[str, Times] = {}  # by exercise
+        self.vettings: dict[str, ObjectVetting] = {}
+        compiler = Path(shutil.which(self.recipe.compile[0]) or self.recipe.compile[0]).resolve()
+        self.toolkit = [] if compiler.is_relative_to("/usr") else [compiler.parents[1]]
+
+    def of(self, submission: Submission, grade: Grade) -> None:
+        """Adds the share of the speed, and the points for it, to what is solved."""
+        exercise = submission.exercise
+        grade.problems = [each for each in grade.problems if each["kind"] != "speed"]
+        if exercise.speed is None or grade.verdict != "solved":
+            return
+        source = read_untrusted(submission.path, MOST_BYTES)
+        if hashlib.sha256(source).hexdigest() != grade.sha256:
+            raise ExerciseError("the file has changed since it was graded; the same command grades it again")
+        folder = self.grader.work / f"time-{file_name(submission.student)}-{exercise.id}"
+        program, against = self.build(exercise, source, folder)
+        if program is None:
+            grade.problems.append({"kind": "speed", "text": against})
+            return
+        times, against = self.take(exercise, program, folder)
+        if not times:
+            grade.problems.append({"kind": "speed", "text": against})
+            return
+        grade.share, problem = compare_times(exercise, times, self.stage_times(exercise, folder), exercise.stage)
+        grade.bonus = bonus_of(grade.share, exercise.speed.at_least)
+        if problem:
+            grade.problems.append({"kind": "speed", "text": problem.text})
+
+    def build(self, exercise: Exercise, source: bytes, folder: Path) -> tuple[Path | None, str]:
+        main = exercise.main.read_text(encoding="utf-8")
+        if exercise.id not in self.vettings:
+            skeleton = exercise.skeleton.read_bytes()
+            where = self.grader.work / f"skeleton-{exercise.id}"
+            baseline, said = self.grader.compile(main, skeleton, 0, where, self.recipe, self.toolkit)
+            if baseline is None:
+                raise ExerciseError(f"the skeleton of {exercise.id} does not compile for this GPU:\n{said[-2000:]}")
+            self.vettings[exercise.id] = ObjectVetting(baseline, libraries_of(self.recipe))
+        data, said = self.grader.compile(main, source, 0, folder, self.recipe, self.toolkit)
+        if data is None:
+            return None, f"it does not compile for this GPU:\n{said[-2000:]}"
+        if reasons := self.vettings[exercise.id].reasons(data):
+            return None, f"it is not run on this GPU: {reasons[0]}"
+        own, program = folder / "main.o", folder / exercise.id
+        own.write_bytes(data)
+        against = self.grader.link(self.recipe, own, program, (), (), source)
+        return (None, f"it cannot be linked for this GPU:\n{against[-2000:]}") if against else (program, "")
+
+    def take(self, exercise: Exercise, program: Path, folder: Path) -> tuple[Times, str]:
+        """By the submission's program itself."""
+        box = folder / "box"
+        box.mkdir()
+        box.chmod(0o755)
+        self.grader.sandbox.give(box, 0)
+        limits = Limits(120, 300, 8192 * MEBIBYTE, reserved_bytes=1 << 46)
+        flags = [*self.flags(exercise), "--json", str(box / "times.json")]
+        done = self.grader.sandbox.run(
+            [str(program), *flags], 0, limits, box, [program], [box], output=folder / "printed.txt", gpu=True
+        )
+        try:
+            document = json.loads(read_untrusted(box / "times.json", MEBIBYTE))
+            return times_in(document), f"it could not be timed:\n{last_lines(plain(done.output))}"
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return {}, f"it could not be timed:\n{last_lines(plain(done.output))}"
+
+    def stage_times(self, exercise: Exercise, folder: Path) -> Times:
+        if exercise.id not in self.of_stage:
+            self.toolchain.make_parts((exercise.stage,))
+            program = self.toolchain.build / "bin" / exercise.stage
+            flags = [*self.flags(exercise), "--variant", str(exercise.variant)]
+            done = run(program, flags, folder / "stage.json")
+            times = times_in(done.document)
+            if not times:
+                raise ExerciseError(f"{program.name} could not be timed:\n{last_lines(done.output)}")
+            self.of_stage[exercise.id] = times
+        return self.of_stage[exercise.id]
+
+    def flags(self, exercise: Exercise) -> list[str]:
+        return [*shlex.split(exercise.speed.flags if exercise.speed else ""), "--input", "normal", "--time", "cold"]
+
+
+def times_in(document: Json) -> Times:
+    found = timings_of(document, False)
+    return {(each.operation, each.dtype, each.rows, each.cols): each.seconds for each in found}
 
 
 def gpu_toolchain() -> Toolchain:
@@ -574,7 +845,8 @@ def finished(grade: Grade, begun: float) -> Grade:
 def points_of(grade: Grade) -> dict[str, float]:
     """By the rubric of docs/teaching.md."""
     points = dict.fromkeys(POINTS, 0.0)
-    if grade.results == 0 or grade.verdict in ("not begun", "refused", "not by a kernel", "does not compile"):
+    without = ("not begun", "not found", "refused", "not by a kernel", "does not compile", "not graded")
+    if grade.results == 0 or grade.verdict in without:
         return points
     points["results"] = round(POINTS["results"] * grade.right / grade.results, 1)
     if grade.right == grade.results and grade.counted:
@@ -623,7 +895,8 @@ def csv_of(grades: Sequence[Grade]) -> str:
         missed = (line for line in grade.goal_lines if line.startswith("missed"))
         reason = grade.problems[0]["text"] if grade.problems else next(missed, "")
         row = (
-            grade.student, grade.exercise, grade.verdict, number(grade.total), sum(POINTS.values()),
+            grade.student, grade.exercise, grade.verdict, number(grade.total),
+            sum(POINTS.values()) if grade.exercise else 0,
             *(number(grade.points[name]) for name in POINTS), number(grade.bonus),
             "" if grade.share is None else f"{grade.share:.3f}", grade.right, grade.results, grade.findings,
             grade.goals_met, grade.goals, reason[:300], grade.seconds, grade.sha256,
@@ -633,7 +906,8 @@ def csv_of(grades: Sequence[Grade]) -> str:
 
 
 def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int) -> str:
-    total, most = sum(grade.total for grade in grades), len(grades) * sum(POINTS.values())
+    total = sum(grade.total for grade in grades)
+    most = sum(grade.exercise != "" for grade in grades) * sum(POINTS.values())
     lines = [
         f"# {printable(student)}: {number(total)} of {most} points",
         "",
@@ -670,7 +944,11 @@ def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int
 
 
 def file_name(student: str) -> str:
-    return re.sub(r"[^\w.@+-]", "_", student).lstrip(".") or "_"
+    """A name for a student's files, another one for each student."""
+    plain_name = re.sub(r"[^\w.@+-]", "_", student).lstrip(".")[:100] or "_"
+    if plain_name == student and not re.search(r"-[0-9a-f]{8}$", student):
+        return student
+    return f"{plain_name}-{hashlib.sha256(student.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def kept(path: Path) -> Grade | None:
@@ -732,28 +1010,33 @@ def seed_of(options: argparse.Namespace, out: Path) -> int:
 def grade_all(options: argparse.Namespace) -> int:
     out = options.out or options.folder.resolve().with_name(options.folder.resolve().name + "-graded")
     chosen = find(options.exercise) if options.exercise else all_exercises()
-    found = list(submissions(options.folder.resolve(), chosen, len(chosen) == 1))
+    there = list(submissions(options.folder.resolve(), chosen, len(chosen) == 1))
+    found = [each for each in there if isinstance(each, Submission)]
+    missing = [each for each in there if isinstance(each, Missing)]
     if not found:
+        for each in missing:
+            print(f"{printable(each.student)}: {printable(each.reason)}", flush=True)
         raise ExerciseError(
             f"there is no submission in {options.folder}: STUDENT/{chosen[0].mine.relative_to(ROOT / 'my')} is where "
             "one would lie"
         )
     if options.time and options.no_vetting:
-        raise ExerciseError(
-            "--time runs programs outside of the sandbox, and so only those that were vetted: it does not go with "
-            "--no-vetting"
-        )
-    timing = gpu_toolchain() if options.time else None
-    toolchain = Toolchain(ROOT, options.build)
+        raise ExerciseError("--time runs only what was vetted: it does not go with --no-vetting")
+    of_gpu = gpu_toolchain() if options.time else None
+    toolchain = Toolchain(ROOT, options.build.resolve())
     toolchain.make_parts(("grading_parts",))
     sandbox = Sandbox(options.isolation)
+    if of_gpu and not sandbox.way.has_namespaces:
+        raise ExerciseError("--time needs bubblewrap: a program that uses the GPU cannot be kept apart by limits alone")
     students = {each.student for each in found}
     print(f"{len(found)} submissions of {len(students)} students. {sandbox.way.note}", flush=True)
+    if sandbox.way.warning:
+        print(f"Note: {sandbox.way.warning}", file=sys.stderr, flush=True)
     seed = seed_of(options, out)
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
     told = {
-        "seed": seed, "isolation": sandbox.way.name, "as_root": sandbox.way.as_root,
+        "seed": seed, "isolation": sandbox.way.name, "as_root": sandbox.way.as_root, "users": sandbox.users,
         "vetting": not options.no_vetting, "timeout_seconds": options.timeout, "memory_mib": options.memory,
     }
     write_whole(out / "grading.json", json.dumps(told, indent=1) + "\n")
@@ -782,11 +1065,13 @@ def grade_all(options: argparse.Namespace) -> int:
             begun = time.monotonic()
             try:
                 return grader.grade(submission, slot)
-            except (ExerciseError, OSError, subprocess.SubprocessError, ValueError) as error:
+            except Cancelled:
+                raise
+            except Exception as error:  # whatever it is, it is this submission's line, and the others go on
                 if sandbox.cancelled.is_set():
                     raise Cancelled from None
                 exercise = submission.exercise
-                problems = [{"kind": "not graded", "text": str(error)}]
+                problems = [{"kind": "not graded", "text": str(error) or type(error).__name__}]
                 what = (submission.student, exercise.id, exercise.title, "", "", "not graded")
                 return finished(Grade(*what, problems=problems), begun)
             finally:
@@ -805,20 +1090,36 @@ def grade_all(options: argparse.Namespace) -> int:
                 sandbox.stop()
                 pool.shutdown(cancel_futures=True)
                 raise
+        timing = Timing(of_gpu, grader) if of_gpu else None
         for each in found if timing else ():
             grade = grades[each.student, each.exercise.id]
             if timing and grade.share is None:
-                time_on_gpu(each, grade, timing, work)
+                try:
+                    timing.of(each, grade)
+                except Cancelled:
+                    raise
+                except Exception as error:
+                    grade.problems.append({"kind": "speed", "text": f"not timed: {error or type(error).__name__}"})
                 write_whole(result_file(out, each), json.dumps(asdict(grade), indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    ordered = [grades[each.student, each.exercise.id] for each in found]
-    for student in dict.fromkeys(each.student for each in found):
+    ordered = [
+        grades[each.student, each.exercise.id] if isinstance(each, Submission) else grade_of_missing(each)
+        for each in there
+    ]
+    for each in missing:
+        print(f"{printable(each.student)}: {printable(each.reason)}", flush=True)
+    for student in dict.fromkeys(each.student for each in there):
         of_student = [grade for grade in ordered if grade.student == student]
         write_whole(out / f"{file_name(student)}.md", report_of(student, of_student, sandbox, seed))
     write_whole(out / "grades.csv", csv_of(ordered))
     print(f"{out / 'grades.csv'}: {sum(grade.verdict == 'solved' for grade in ordered)} of {len(ordered)} solved")
     return 1 if any(grade.verdict == "not graded" for grade in ordered) else 0
+
+
+def grade_of_missing(missing: Missing) -> Grade:
+    problems = [{"kind": "not found", "text": missing.reason}]
+    return finished(Grade(missing.student, "", "", "", "", "not found", problems=problems), time.monotonic())
 
 
 def result_file(out: Path, submission: Submission) -> Path:

@@ -1,10 +1,13 @@
 #include "common/classroom/handover.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <ostream>
+#include <sstream>
 #include <stdexcept>
 #include <type_traits>
 
@@ -19,27 +22,22 @@ constexpr int64_t longest_text = 1 << 16;
 
 class Writer {
  public:
-  Writer(const std::string& path, std::ios::openmode mode) : path_(path), file_(path, mode | std::ios::binary) {}
+  explicit Writer(std::ostream& to) : to_(to) {}
 
   template <class Number>
   requires std::is_arithmetic_v<Number>
-  void put(Number number) { file_.write(reinterpret_cast<const char*>(&number), sizeof(number)); }
+  void put(Number number) { to_.write(reinterpret_cast<const char*>(&number), sizeof(number)); }
   void put(const std::string& text) {
     put(static_cast<int64_t>(text.size()));
-    file_.write(text.data(), static_cast<std::streamsize>(text.size()));
+    to_.write(text.data(), static_cast<std::streamsize>(text.size()));
   }
   void put(const std::vector<std::byte>& bytes) {
     put(static_cast<int64_t>(bytes.size()));
-    file_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
-  void close() {
-    file_.close();
-    if (!file_) fail(path_, fmt::format("cannot be written: {}", std::strerror(errno)));
+    to_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   }
 
  private:
-  std::string path_;
-  std::ofstream file_;
+  std::ostream& to_;
 };
 
 // Throws where the file ends too early, or a length is out of its bounds.
@@ -89,7 +87,8 @@ constexpr int64_t most_entries = 1 << 20;
 }  // namespace
 
 void write_tasks(const std::string& path, const std::vector<Task>& tasks) {
-  Writer file(path, std::ios::trunc);
+  std::ofstream target(path, std::ios::trunc | std::ios::binary);
+  Writer file(target);
   file.put(static_cast<int64_t>(tasks.size()));
   for (const Task& task : tasks) {
     const ProblemOptions& o = task.options;
@@ -111,7 +110,8 @@ void write_tasks(const std::string& path, const std::vector<Task>& tasks) {
       file.put(image.bytes);
     }
   }
-  file.close();
+  target.close();
+  if (!target) fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
 }
 
 std::vector<Task> read_tasks(const std::string& path) {
@@ -147,11 +147,20 @@ std::vector<Task> read_tasks(const std::string& path) {
   return tasks;
 }
 
-void append_outcome(const std::string& path, const Outcome& outcome) {
-  Writer file(path, std::ios::app);
-  file.put(outcome.error.substr(0, longest_text));
-  for (const std::vector<std::byte>& bytes : outcome.images) file.put(bytes);
-  file.close();
+void append_outcome(int file, const Outcome& outcome) {
+  std::ostringstream text;
+  Writer writer(text);
+  writer.put(outcome.error.substr(0, longest_text));
+  for (const std::vector<std::byte>& bytes : outcome.images) writer.put(bytes);
+  write_all(file, text.view());
+}
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(file, text.data(), text.size());
+    if (written < 0) throw std::runtime_error(fmt::format("what came out cannot be written: {}", std::strerror(errno)));
+    text.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 std::vector<Outcome> read_outcomes(const std::string& path, const std::vector<Task>& tasks) {

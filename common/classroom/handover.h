@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/harness/problem.h"
@@ -44,8 +45,9 @@ struct Outcome {
 void write_tasks(const std::string& path, const std::vector<Task>& tasks);
 std::vector<Task> read_tasks(const std::string& path);
 
-// Outcomes are written one by one: a program that ends early has written those before.
-void append_outcome(const std::string& path, const Outcome& outcome);
+// Outcomes are written one by one, to a file that is open: a program that ends early has written those before.
+void append_outcome(int file, const Outcome& outcome);
+void write_all(int file, std::string_view text);
 // As many as are whole. The file may hold anything: its writer is not trusted. Its images have the sizes of the tasks'.
 std::vector<Outcome> read_outcomes(const std::string& path, const std::vector<Task>& tasks);
 

@@ -15,6 +15,7 @@ import pwd
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -65,7 +66,8 @@ class Way:
 
     name: str  # "bubblewrap" or "limits alone"
     as_root: bool
-    note: str  # one sentence for the reports
+    note: str  # for the reports
+    warning: str = ""  # for the teacher: what does not hold here
 
     @property
     def has_namespaces(self) -> bool:
@@ -84,17 +86,27 @@ class Sandbox:
         self._lock = threading.Lock()
         self._running: set[int] = set()
         self.cancelled = threading.Event()
-        self._first_user = free_users() if os.geteuid() == 0 else 0
         as_root = os.geteuid() == 0
+        self._held: socket.socket | None = None
+        self._first_user = self._take_users() if as_root else 0
+        self._bubblewrap = shutil.which("bwrap")
+        filtered = "Its system calls were filtered: it could open no file and start no program or process."
         sealed = Way(
             "bubblewrap", as_root,
             "Each program ran in namespaces of its own (bubblewrap): it saw no other process, no network and no file "
-            "but its own.",
+            f"but its own. {filtered}",
         )
-        note = ": a program could read what the grader's user can read, and end that user's processes."
-        if as_root:
-            note = ", and a user id for each slot."
-        bare = Way("limits alone", as_root, f"There were no namespaces here, only limits and process groups{note}")
+        why = "bubblewrap is not installed" if self._bubblewrap is None else f"{self._bubblewrap} does not work here"
+        bare = Way(
+            "limits alone", as_root,
+            f"There were no namespaces here: each program ran with limits{' and a user id of its slot' * as_root}. "
+            f"{filtered}",
+            (
+                f"{why if wanted != 'limits' else 'limits alone were asked for'}, so programs run without namespaces. "
+                "Their system calls are filtered; the compiler's are not"
+                + (", but it has a user id of its own." if as_root else ", and it can read what you can read.")
+            ),
+        )
         if wanted == "limits":
             self.way = bare
         elif self._works(sealed):
@@ -108,13 +120,42 @@ class Sandbox:
             )
 
     def _works(self, way: Way) -> bool:
-        if not shutil.which("bwrap"):
+        if self._bubblewrap is None:
             return False
         self.way = way
         trial = Limits(5, 10, 512 * MEBIBYTE)
         work = Path("/tmp")
         command = self._command(["true"], 0, trial, work, (), ())
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def _take_users(self) -> int:
+        """The first of MOST_SLOTS user ids that no user and no other grader of this machine has. They are held by the
+        name of a socket, which ends with this process."""
+        taken = {entry.pw_uid for entry in pwd.getpwall()}
+        for pid in processes():
+            try:
+                taken.add(os.stat(f"/proc/{pid}").st_uid)
+            except OSError:
+                pass
+        starts = list(range(USERS.start, USERS.stop - MOST_SLOTS + 1, MOST_SLOTS))
+        random.shuffle(starts)
+        for first in starts:
+            if not taken.isdisjoint(range(first, first + MOST_SLOTS)):
+                continue
+            held = socket.socket(socket.AF_UNIX)
+            try:
+                held.bind(f"\0worklog-grade-{first}")
+            except OSError:
+                held.close()
+                continue
+            self._held = held
+            return first
+        raise ValueError(f"no {MOST_SLOTS} user ids from {USERS.start} to {USERS.stop} are free")
+
+    @property
+    def users(self) -> list[int]:
+        """The user ids that programs run with here; none where they have the grader's own."""
+        return [self._first_user, self._first_user + MOST_SLOTS] if self.way.as_root else []
 
     def user_of(self, slot: int) -> int | None:
         """The user id that a slot's programs run with; None: the grader's own."""
@@ -128,9 +169,10 @@ class Sandbox:
     def run(
         self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path] = (),
         writable: Sequence[Path] = (), environment: dict[str, str] | None = None, output: Path | None = None,
+        gpu: bool = False,
     ) -> Outcome:
         """Runs a command in `folder`. With namespaces it sees the system's programs and libraries, `readable` and
-        `writable`.
+        `writable`; with `gpu` NVIDIA's devices, too.
 
         All that it has started has ended when this returns; with limits alone an ordinary user can miss what starts
         itself anew without a pause. `output` is a file of the grader's for what it prints. Raises Cancelled."""
@@ -147,8 +189,8 @@ class Sandbox:
             settings["TMPDIR"] = settings["HOME"] = str(folder)
         with target.open("wb") as sink:
             process = subprocess.Popen(
-                self._command(command, slot, limits, folder, readable, writable), stdin=subprocess.DEVNULL, stdout=sink,
-                stderr=subprocess.STDOUT, env=settings, start_new_session=True,
+                self._command(command, slot, limits, folder, readable, writable, gpu), stdin=subprocess.DEVNULL,
+                stdout=sink, stderr=subprocess.STDOUT, env=settings, start_new_session=True,
                 cwd="/" if self.way.has_namespaces else folder,
             )
         with self._lock:
@@ -223,14 +265,15 @@ class Sandbox:
 
     def _command(
         self, command: Sequence[str], slot: int, limits: Limits, folder: Path, readable: Sequence[Path],
-        writable: Sequence[Path],
+        writable: Sequence[Path], gpu: bool = False,
     ) -> list[str]:
         user = self.user_of(slot)
         become = []
         if user is not None:
             become += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
             become += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-        processes_allowed = limits.processes + (0 if user is not None else own_processes())
+        # An ordinary user's processes are counted together: those of another grader that begins meanwhile, too.
+        processes_allowed = limits.processes if user is not None else 8 * limits.processes + own_processes()
         limit = [
             "prlimit", "--core=0", f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 2}",
             f"--data={limits.memory_bytes + limits.reserved_bytes}", f"--fsize={limits.file_bytes}",
@@ -239,7 +282,7 @@ class Sandbox:
         if not self.way.has_namespaces:
             return [*(become or ["setpriv", "--no-new-privs"]), "--pdeathsig=KILL", *limit, *command]
         words = [
-            "setpriv", "--pdeathsig=KILL", "bwrap", "--die-with-parent", "--unshare-pid", "--unshare-net",
+            "setpriv", "--pdeathsig=KILL", str(self._bubblewrap), "--die-with-parent", "--unshare-pid", "--unshare-net",
             "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         ]
         words += ["--cap-drop", "ALL"]
@@ -259,6 +302,10 @@ class Sandbox:
         for name in ("ld.so.cache", "alternatives"):
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev"]
+        if gpu:
+            for device in sorted(Path("/dev").glob("nvidia*")):
+                words += ["--dev-bind", str(device), str(device)]
+            words += ["--ro-bind-try", "/sys", "/sys"]
         words += ["--size", str(limits.temporary_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
         above = {parent for path in (*readable, *writable) for parent in path.parents}
         above -= {Path("/"), Path("/tmp"), Path("/usr")}
@@ -273,19 +320,6 @@ class Sandbox:
         else:
             words += ["--chdir", "/tmp"]
         return [*words, "--", *become, *limit, *command]
-
-
-def free_users() -> int:
-    """The first of MOST_SLOTS user ids that no user, no process and, most likely, no other grader has."""
-    taken = {entry.pw_uid for entry in pwd.getpwall()}
-    for pid in processes():
-        try:
-            taken.add(os.stat(f"/proc/{pid}").st_uid)
-        except OSError:
-            pass
-    starts = list(range(USERS.start, USERS.stop, MOST_SLOTS))
-    random.shuffle(starts)
-    return next((first for first in starts if taken.isdisjoint(range(first, first + MOST_SLOTS))), USERS.start)
 
 
 def end_group(group: int) -> None:

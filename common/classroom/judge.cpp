@@ -79,7 +79,9 @@ Task task_of(const Problem& problem, const Variant& variant, int64_t misalign) {
     if (tensor.present && places[i] == i) {
       image = image_of(tensor.spec.name, tensor.dtype, tensor.count(), misalign);
       std::copy(tensor.bytes.begin(), tensor.bytes.end(), image.bytes.begin() + image.start);
-      image.is_output = tensor.spec.role == Role::output;
+      const std::vector<std::string>& only = variant.comparison().only;
+      image.is_output = tensor.spec.role == Role::output &&
+                        (only.empty() || std::find(only.begin(), only.end(), tensor.spec.name) != only.end());
     } else if (tensor.present) {
       image.lies_in = static_cast<int64_t>(places[i]);
     }

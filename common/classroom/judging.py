@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import secrets
 import shlex
 import signal
 import subprocess
@@ -18,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exercises import SOURCE, Exercise, ExerciseError, Goal
-from toolchain import Built, Toolchain, build
+from exercises import SOURCE, Exercise, ExerciseError, Goal, figure_of
+from objects import ObjectVetting
+from toolchain import Built, Toolchain, build, libraries_of, replaced
+from vetting import Vetting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
 from results import timings_of  # noqa: E402
@@ -172,7 +175,18 @@ COUNTS = {
         lambda entry: sum(kernel["grid"][0] * kernel["grid"][1] * kernel["grid"][2] for kernel in entry["kernels"]),
     ),
     "launches": Count("kernels launched", lambda entry: len(entry["kernels"])),
+    "threads_per_block": Count(
+        "threads of a block",
+        lambda entry: min((k["block"][0] * k["block"][1] * k["block"][2] for k in entry["kernels"]), default=0),
+    ),
+    "loads_of_busiest_thread": Count(
+        "loads from global memory by the thread that has most of them",
+        lambda entry: max((kernel["most_loads_of_thread"] for kernel in entry["kernels"]), default=0),
+    ),
+    "doubles": Count("doubles in the source", lambda entry: doubles_in(entry["source"]) - entry["doubles_given"]),
 }
+DOUBLES = {"double", "double2", "double3", "double4", "float64_t"}
+DOUBLE = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+")  # 1.0, not 1.0f
 OVER = {
     "passes_over_": ("times that {} is read", "bytes_read"),
     "written_over_": ("times that {} is written", "bytes_written"),
@@ -194,13 +208,19 @@ def over_tensor(entry: Json, tensor: str, key: str) -> float:
     return sum(memory[key] for memory in found) / found[0]["bytes"] if found else 0.0
 
 
+def doubles_in(source: str) -> int:
+    """How often a double is named or written down in a source."""
+    words = tokens_of(without_comments(source))
+    return sum(word in DOUBLES or DOUBLE.fullmatch(word) is not None for word in words)
+
+
 # --- The judgement -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Problem:
     """One thing that keeps an exercise from being solved.
 
-    `kind`: compile, wrong, damage, error, crash, hang, report, uncounted, goal, speed; or a finding of the counter's:
-    shared_race, global_write_race, global_race, uninitialized_read, out_of_bounds, misaligned."""
+    `kind`: compile, wrong, damage, error, crash, hang, report, uncounted, goal, speed, refused; or a finding of the
+    counter's: shared_race, global_write_race, global_race, uninitialized_read, out_of_bounds, misaligned."""
 
     kind: str
     text: str
@@ -209,14 +229,35 @@ class Problem:
 
 @dataclass(frozen=True)
 class GoalResult:
+    """A goal where it is missed, or at the first shape where it is missed nowhere."""
+
     goal: Goal
     value: float
     met: bool
+    bounds: Mapping[str, float]  # in words, at this shape
+    at: str  # the shape, where it is not the one that is known
 
     def text(self) -> str:
-        bounds = (("at most", self.goal.at_most), ("at least", self.goal.at_least))
-        wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
-        return f"{count_named(self.goal.count).phrase}: {self.value:.4g} ({wanted} wanted)"
+        wanted = " and ".join(f"{words} {bound:.6g}" for words, bound in self.bounds.items())
+        at = f" at {self.at}" if self.at else ""
+        return f"{count_named(self.goal.count).phrase}{at}: {self.value:.4g} ({wanted} wanted)"
+
+
+def judge_goals(exercise: Exercise, entries: Sequence[Json], source: str) -> list[GoalResult]:
+    """Every goal, by the entries of a counted run, at one shape or several, and the source that was counted."""
+    given = doubles_in(exercise.skeleton.read_text(encoding="utf-8"))
+    results = []
+    for goal in exercise.goals:
+        at_shapes = []
+        for entry in entries:
+            value = float(count_named(goal.count).of(entry | {"source": source, "doubles_given": given}))
+            rows, cols = int(entry["rows"]), int(entry["cols"])
+            bounds = {words: figure_of(bound, rows, cols) for words, bound in goal.bounds().items()}
+            met = bounds.get("at least", value) <= value <= bounds.get("at most", value)
+            known = f"{rows}x{cols}" in (exercise.counted or "")
+            at_shapes.append(GoalResult(goal, value, met, bounds, "" if known else f"{rows} x {cols}"))
+        results.append(next((result for result in at_shapes if not result.met), at_shapes[0]))
+    return results
 
 
 @dataclass
@@ -235,9 +276,13 @@ class Judgement:
 
 def judge(
     exercise: Exercise, sources: Path, work: Path, toolchain: Toolchain, counter: Toolchain | None,
-    limits: Limits = Limits(), color: bool = False, prefix: Sequence[str] = (),
+    limits: Limits = Limits(), color: bool = False, prefix: Sequence[str] = (), seed: int | None = None,
+    vets: bool = False,
 ) -> Judgement:
     """Builds the kernels.cuh in `sources` with the exercise's main.cu, runs it, and judges it.
+
+    `seed` draws the second shape that is counted; None: another one each time. With `vets`, what the grader would
+    refuse is a problem, too; it takes the counter's compiler.
 
     `toolchain` builds what is checked, on the CPU layer or for a GPU; `counter`, of a cpu build, what is counted (None:
     nothing is). Both have their parts made. `work` is a folder of this judgement's own."""
@@ -245,7 +290,11 @@ def judge(
         raise ExerciseError(f"there is no {sources / SOURCE}")
     found = Judgement(untouched=same_code(sources / SOURCE, exercise.skeleton))
     counting = counter if exercise.counted and counter and counter.can_count else None
-    with ThreadPoolExecutor(2) as pool, stopping_all():
+    with ThreadPoolExecutor(3) as pool, stopping_all():
+        source = sources / SOURCE
+        vetting = pool.submit(refusals, exercise, source, counter) if vets and counter else None
+        same = vets and counter is not None and counter.build == toolchain.build
+        baseline = pool.submit(object_vetting, exercise, work, toolchain) if same else None
         ordinary = pool.submit(build, exercise, sources, work, toolchain.recipe(False), color, prefix)
         counted = None
         if counting:
@@ -254,16 +303,43 @@ def judge(
         built = ordinary.result()
         found.warnings = built.warnings
         if built.program is None:
-            found.problems.append(Problem("compile", built.errors))
+            found.problems = [Problem("compile", built.errors), *(vetting.result() if vetting else [])]
             return found
         checking = pool.submit(
             check_all, exercise, built.program, work, limits, prefix, toolchain.is_of_cpu_layer)
         if counted:
-            count_all(exercise, counted.result(), work, limits, prefix, found)
+            drawn = exercise.counted_flags(secrets.randbits(32) if seed is None else seed)
+            text = source.read_text(encoding="utf-8", errors="replace")
+            count_all(exercise, counted.result(), work, limits, prefix, found, drawn, text)
         problems, found.checks = checking.result()
-    twice = {problem.kind for problem in problems} & {"hang", "crash", "report"}  # the same, seen in both runs
+    twice = {problem.kind for problem in problems} & {"hang", "crash", "report", "wrong"}  # the same, in both runs
     found.problems = problems + [problem for problem in found.problems if problem.kind not in twice]
+    found.problems += vetting.result() if vetting else []
+    if baseline:
+        reasons = baseline.result().reasons((work / "main.o").read_bytes())
+        found.problems += [Problem("refused", reason) for reason in reasons]
     return found
+
+
+def object_vetting(exercise: Exercise, work: Path, toolchain: Toolchain) -> ObjectVetting:
+    """By what the skeleton's object has, which is compiled where it is not there, or older than what it is made of."""
+    recipe = toolchain.recipe(False)
+    made = work / "skeleton" / "main.o"
+    of = [exercise.skeleton, exercise.main, *(path for path in libraries_of(recipe) if path.is_file())]
+    if not made.is_file() or any(path.stat().st_mtime >= made.stat().st_mtime for path in of):
+        build(exercise, exercise.folder, made.parent, recipe)
+    return ObjectVetting(made.read_bytes(), libraries_of(recipe))
+
+
+def refusals(exercise: Exercise, source: Path, toolchain: Toolchain) -> list[Problem]:
+    """What the grader refuses a source for, without running it."""
+    compiler = replaced(toolchain.recipe(False).compile, "x", "x")[:-4]
+    shown = source.relative_to(exercise.root) if source.is_relative_to(exercise.root) else source
+    problems = []
+    for reason in Vetting(exercise, compiler).reasons(source.read_bytes()):
+        line = re.match(r"line (\d+): ", reason)
+        problems.append(Problem("refused", reason, ((str(shown), int(line[1])),) if line else ()))
+    return problems
 
 
 @contextmanager
@@ -398,15 +474,16 @@ def places_in(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def count_all(
-    exercise: Exercise, built: Built, work: Path, limits: Limits, prefix: Sequence[str], found: Judgement
+    exercise: Exercise, built: Built, work: Path, limits: Limits, prefix: Sequence[str], found: Judgement, drawn: str,
+    source: str,
 ) -> None:
     """Adds what the counting build finds: first what is wrong, then the goals."""
     if built.program is None:
         found.problems.append(Problem("compile", built.errors))
         return
-    flags = [*shlex.split(exercise.counted or ""), "--input", "normal", "--count"]
+    flags = [*shlex.split(drawn), "--input", "normal", "--count"]
     done = run(built.program, flags, work / "counts.json", limits, SAME_EVERYWHERE, prefix)
-    if problem := ending(done, exercise, f"{exercise.counted} --count"):
+    if problem := ending(done, exercise, f"{drawn} --count"):
         found.problems.append(problem)
         return
     found.counted = True
@@ -424,15 +501,14 @@ def count_all(
     if not entries or any(entry["verdict"] not in ACCEPTED for entry in entries):
         if all(entry["error"] for entry in entries):
             return  # there is nothing to count; the ordinary run says what is wrong
-    for goal in exercise.goals:
-        of = count_named(goal.count).of
-        values = [of(entry) for entry in entries]
-        worst = max(values) if goal.at_most is not None else min(values)
-        met = goal.at_most is None or max(values) <= goal.at_most
-        met = met and (goal.at_least is None or min(values) >= goal.at_least)
-        found.goals.append(GoalResult(goal, worst, met))
-        if not met:
-            found.problems.append(Problem("goal", f"{found.goals[-1].text()}\n{goal.because}"))
+        wrong = next(entry for entry in entries if entry["verdict"] not in ACCEPTED)
+        text = f"the results are wrong at {wrong['rows']} x {wrong['cols']}, {wrong['dtype']}, where it is counted."
+        found.problems.append(Problem("wrong", text))
+        return
+    found.goals = judge_goals(exercise, entries, source)
+    for result in found.goals:
+        if not result.met:
+            found.problems.append(Problem("goal", f"{result.text()}\n{result.goal.because}"))
 
 
 # --- Speed, on a GPU -----------------------------------------------------------------------------------------------
@@ -452,12 +528,18 @@ def judge_speed(
         times.append({(timing.operation, timing.dtype, timing.rows, timing.cols): timing.seconds for timing in timings})
         if not timings:
             return None, Problem("speed", f"{path.name} could not be timed:\n{last_lines(done.output)}")
-    mine, theirs = times
+    return compare_times(exercise, times[0], times[1], stage_program.name)
+
+
+def compare_times(
+    exercise: Exercise, mine: Mapping[tuple[Any, ...], float], theirs: Mapping[tuple[Any, ...], float], stage: str
+) -> tuple[float, Problem | None] | tuple[None, Problem]:
+    """The share of the speed of the stage's program, where it is least, by times in seconds."""
+    assert exercise.speed is not None
     # The stage has more types and operations than the exercise: its bf16 says nothing about the exercise's fp32.
     if missing := mine.keys() - theirs.keys():
         what = " ".join(map(str, min(missing)))
-        text = f"{stage_program.name} times no {what}, and so there is nothing to compare the time with"
-        return None, Problem("speed", text)
+        return None, Problem("speed", f"{stage} times no {what}, and so there is nothing to compare the time with")
     slowest = min(mine, key=lambda what: theirs[what] / mine[what])
     seconds = (mine[slowest], theirs[slowest])
     share = seconds[1] / seconds[0]

@@ -28,12 +28,25 @@ SHARED = (
 )
 ASSEMBLY = "inline PTX (asm) is not on the CPU layer; write it in CUDA C++"
 TEXTURE = "textures and surfaces are not on the CPU layer; read through a pointer, or with __ldg()"
+OLD_SHUFFLE = "{0}() is gone since compute capability 7.0; write {0}_sync(0xffffffff, ...)"
+CUB = "cub::{} is not on the CPU layer, which has BlockReduce and WarpReduce of CUB; write it in CUDA C++"
 LIBRARY = "{} is not on the CPU layer; write it in CUDA C++"
 
-LIBRARIES = {"cub": "CUB", "thrust": "Thrust", "cuda": "libcu++", "nvcuda": "WMMA"}
-INCLUDED = re.compile(r"\s*#\s*include\s*[<\"](?:(cub|thrust|cuda)/|(mma\.h))")
+LIBRARIES = {
+    "cub": "CUB", "thrust": "Thrust", "cuda": "libcu++", "nvcuda": "WMMA", "curand": "cuRAND", "cublas": "cuBLAS",
+    "cudnn": "cuDNN", "cutlass": "CUTLASS", "torch": "PyTorch",
+}
+OF_CUB = {  # what is there
+    "BlockReduce", "WarpReduce", "Sum", "Max", "Min", "BLOCK_REDUCE_WARP_REDUCTIONS", "BLOCK_REDUCE_RAKING",
+    "BLOCK_REDUCE_RAKING_COMMUTATIVE_ONLY", "BlockReduceAlgorithm",
+}
+INCLUDED = re.compile(
+    r"\s*#\s*include\s*[<\"](?!cub/(?:cub|block/block_reduce|warp/warp_reduce)\.cuh)"
+    r"(?:(cub|thrust|cuda|cutlass|torch)/|(curand|cublas|cudnn)|(mma\.h))"
+)
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)")
 FOR_NVCC = re.compile(r"__CUDA_ARCH__|__CUDACC__|__NVCC__")
+OLD_SHUFFLES = re.compile(r"__shfl(_up|_down|_xor)?|__(any|all|ballot)")
 TEXTURES = re.compile(r"cudaTextureObject_t|cudaSurfaceObject_t|tex[123]D\w*|texCubemap\w*|surf[123]D\w*")
 SOURCES = {".cu", ".cuh", ".h"}
 
@@ -57,7 +70,7 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
     text = read_by_all(text)
     for number, line in enumerate(text.splitlines(), 1):
         if included := INCLUDED.match(line):
-            yield number, LIBRARY.format(LIBRARIES[included[1] or "nvcuda"])
+            yield number, LIBRARY.format(LIBRARIES[included[1] or included[2] or "nvcuda"])
     tokens = [match for match in TOKEN.finditer(text) if match.lastgroup]
     words = [match.group() for match in tokens]
     for i, word in enumerate(words):
@@ -73,7 +86,11 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
             sentence = ASSEMBLY if strings and strings[0] != '""' else ""  # an empty one is a hint to the compiler
         elif TEXTURES.fullmatch(word):
             sentence = TEXTURE
-        elif word in ("cub", "thrust", "nvcuda") and after[:1] == ["::"]:
+        elif OLD_SHUFFLES.fullmatch(word) and after[:1] == ["("]:
+            sentence = OLD_SHUFFLE.format(word)
+        elif word == "cub" and after[:1] == ["::"] and after[1] not in OF_CUB:
+            sentence = CUB.format(after[1])
+        elif word in ("thrust", "nvcuda") and after[:1] == ["::"]:
             sentence = LIBRARY.format(LIBRARIES[word])
         if sentence:
             yield text.count("\n", 0, tokens[i].start()) + 1, sentence

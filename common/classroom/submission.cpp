@@ -3,7 +3,9 @@
 //   PROGRAM TASKS OUTCOMES [COUNTS]
 //
 // Runs the tasks of the file TASKS, and writes to OUTCOMES what the memory then holds. A counting build writes to
-// COUNTS, as JSON, what the kernels did to it. Device memory is out of reach for host code, as it is on a GPU.
+// COUNTS, in a line of JSON for each task, what the kernels did to it, before the outcome: so none is without. Device
+// memory is out of reach for host code, as it is on a GPU, and so is the machine (confine.h): when a submission's
+// function first runs, all that is needed of files is open.
 #include <fmt/format.h>
 #include <simt/counts.h>
 #include <simt/engine.h>
@@ -13,21 +15,24 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/classroom/confine.h"
+#include "common/classroom/guard.h"
 #include "common/classroom/handover.h"
 #include "common/device/launch.cuh"
 #include "common/harness/bind.h"
 #include "common/harness/counting.h"
 #include "common/harness/document.h"
 #include "common/harness/program.h"
+#include "common/simt/src/launch.h"
 
 namespace {
 
@@ -41,7 +46,8 @@ struct Pages {
   uintptr_t begin, end;
 };
 std::vector<Pages> device_pages;
-bool host_runs = false;  // a function of the submission, outside of its kernels
+bool host_runs = false;            // a function of the submission, outside of its kernels
+const void* host_stack = nullptr;  // the end of what is that function's
 
 void set_access(int protection) {
   for (const Pages& pages : device_pages) {
@@ -55,8 +61,11 @@ class HostCode {
   HostCode() {
     set_access(PROT_NONE);
     host_runs = true;
+    host_stack = this;
+    set_host_stack(host_stack);
   }
   ~HostCode() {
+    set_host_stack(nullptr);
     host_runs = false;
     set_access(PROT_READ | PROT_WRITE);
   }
@@ -68,10 +77,12 @@ class DeviceWork {
   DeviceWork() : interrupts_(host_runs) {
     if (interrupts_) set_access(PROT_READ | PROT_WRITE);
     host_runs = false;
+    set_host_stack(nullptr);
   }
   ~DeviceWork() {
     host_runs = interrupts_;
     if (interrupts_) set_access(PROT_NONE);
+    if (interrupts_) set_host_stack(host_stack);
   }
 
  private:
@@ -107,6 +118,7 @@ std::byte* place(const MemoryImage& image) {
   check_cuda(cudaMalloc(&memory, image.bytes.size()), "allocating device memory");
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   device_pages.push_back({begin / page * page, (begin + image.bytes.size() + page - 1) / page * page});
+  add_device_memory(memory, image.bytes.size());
   check_cuda(cudaMemcpy(memory, image.bytes.data(), image.bytes.size(), cudaMemcpyHostToDevice), "copying");
   return static_cast<std::byte*>(memory);
 }
@@ -144,6 +156,12 @@ size_t not_written(const Task& task, const std::vector<Memory>& memories) {
   return bytes;
 }
 
+// On a part of the stack of its own.
+[[gnu::noinline]] void run_untrusted(const Variant::Implementation& implementation, const DeviceArguments& arguments) {
+  const HostCode untrusted;
+  implementation.launch(arguments, nullptr);
+}
+
 Outcome run_task(const Program& program, const Task& task, Json& counts) {
   std::vector<Memory> memories;
   DeviceArguments arguments{task.options, {}};
@@ -165,10 +183,7 @@ Outcome run_task(const Program& program, const Task& task, Json& counts) {
   Outcome outcome;
   simt::start_counting();
   try {
-    {
-      const HostCode untrusted;
-      find(program, task).launch(arguments, nullptr);
-    }
+    run_untrusted(find(program, task), arguments);
     check_cuda(cudaGetLastError(), "launching");
     check_cuda(cudaDeviceSynchronize(), "running the kernel");
     for (size_t i = 0; i < task.images.size(); ++i) {
@@ -195,10 +210,23 @@ Outcome run_task(const Program& program, const Task& task, Json& counts) {
   return outcome;
 }
 
+// What the CPU layer reads of files when it first needs it: symbols and lines, the variables in shared memory.
+__global__ void nothing() {}
+void read_what_is_needed() {
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, 1), "allocating device memory");
+  launch(nothing, {.grid = dim3(1), .block = dim3(1)});
+  check_cuda(cudaDeviceSynchronize(), "running a kernel");
+  check_cuda(cudaFree(memory), "freeing");
+  const auto address = reinterpret_cast<uintptr_t>(&read_what_is_needed);
+  simt::detail::function_name(reinterpret_cast<const void*>(address));
+  simt::detail::source_line(address);
+}
+
 }  // namespace
 
-// The linker calls these where a submission asks for a launch, a copy or a fill (--wrap): the device may touch its
-// memory.
+// The linker calls these where a submission asks for a launch, a copy or a fill (--wrap, by the names that its object
+// has): the device may touch its memory.
 cudaError_t real_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
     "__real__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
 cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
@@ -208,38 +236,48 @@ cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call 
   return real_launch(config, call);
 }
 
-cudaError_t real_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                      cudaMemcpyKind kind) __asm__("__real__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
-cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) __asm__("__wrap__ZN4simt6detail9copy_rowsEPvmPKvmmm14cudaMemcpyKind");
-cudaError_t wrapped_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) {
-  const DeviceWork work;
-  return real_copy(to, to_pitch, from, from_pitch, width, height, kind);
-}
+#define AS_DEVICE_WORK(name, symbol, parameters, arguments)        \
+  cudaError_t real_##name parameters __asm__("__real_" symbol);    \
+  cudaError_t wrapped_##name parameters __asm__("__wrap_" symbol); \
+  cudaError_t wrapped_##name parameters {                          \
+    const DeviceWork work;                                         \
+    return real_##name arguments;                                  \
+  }
 
-cudaError_t real_fill(void* to, int byte, size_t bytes) __asm__("__real__ZN4simt6detail4fillEPvim");
-cudaError_t wrapped_fill(void* to, int byte, size_t bytes) __asm__("__wrap__ZN4simt6detail4fillEPvim");
-cudaError_t wrapped_fill(void* to, int byte, size_t bytes) {
-  const DeviceWork work;
-  return real_fill(to, byte, bytes);
-}
+AS_DEVICE_WORK(copy, "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
+               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
+AS_DEVICE_WORK(copy_async, "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
+               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
+               (to, from, bytes, kind, stream))
+AS_DEVICE_WORK(copy_rows, "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
+               (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                cudaMemcpyKind kind),
+               (to, to_pitch, from, from_pitch, width, height, kind))
+AS_DEVICE_WORK(copy_rows_async, "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
+               (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                cudaMemcpyKind kind, cudaStream_t stream),
+               (to, to_pitch, from, from_pitch, width, height, kind, stream))
+AS_DEVICE_WORK(fill, "_Z10cudaMemsetPvim", (void* to, int byte, size_t bytes), (to, byte, bytes))
+AS_DEVICE_WORK(fill_async, "_Z15cudaMemsetAsyncPvimP11CUstream_st",
+               (void* to, int byte, size_t bytes, cudaStream_t stream), (to, byte, bytes, stream))
+AS_DEVICE_WORK(graph, "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
+               (cudaGraphExec_t executable, cudaStream_t stream), (executable, stream))
 
 namespace worklog {
 
 int Program::run(int argc, char** argv) {
   if (argc < 3) return 2;
   try {
-    catch_faults();
-    Json all_counts = Json::array();
-    for (const Task& task : read_tasks(argv[1])) {
+    const std::vector<Task> tasks = read_tasks(argv[1]);
+    catch_faults();  // before the CPU layer's own handler, which hands on to this one
+    read_what_is_needed();
+    if (const char* guarded = std::getenv("WORKLOG_GUARDED"); guarded != nullptr && *guarded == '1') guard();
+    close_the_door(std::getenv("WORKLOG_MEMORY_BYTES"));
+    for (const Task& task : tasks) {
       Json counts;
-      append_outcome(argv[2], run_task(*this, task, counts));
-      all_counts.push_back(std::move(counts));
-    }
-    if (argc > 3) {
-      std::ofstream file(argv[3]);
-      file << text_of({{"can_count", simt::can_count()}, {"counts", all_counts}});
+      const Outcome outcome = run_task(*this, task, counts);
+      if (argc > 3) write_all(counts_file, counts.dump(-1, ' ', true, Json::error_handler_t::replace) + "\n");
+      append_outcome(outcomes_file, outcome);
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

@@ -152,3 +152,9 @@ def linked(words: Sequence[str], unit: str, program: str) -> list[str]:
     if "-o" in found:
         found[found.index("-o") + 1] = program
     return found
+
+
+def libraries_of(recipe: Recipe) -> list[Path]:
+    """The objects and libraries that a program is linked with, its own object aside."""
+    words = [word for word in recipe.link if re.search(r"\.(o|a|so[\d.]*)$", word) and "program.cu.o" not in word]
+    return [recipe.folder / word for word in words]

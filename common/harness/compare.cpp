@@ -178,6 +178,11 @@ bool is_output(const HostTensor& tensor) {
   return tensor.present && tensor.spec.role != Role::input;
 }
 
+bool is_compared(const HostTensor& tensor, const ComparisonOptions& options) {
+  return is_output(tensor) && (options.only.empty() || std::find(options.only.begin(), options.only.end(),
+                                                                 tensor.spec.name) != options.only.end());
+}
+
 // The matrix and per-row outputs, a row at a time.
 void examine_rows(const Reference& reference, const std::vector<HostTensor>& results, const ComparisonOptions& options,
                   std::vector<Findings>& findings) {
@@ -185,7 +190,7 @@ void examine_rows(const Reference& reference, const std::vector<HostTensor>& res
   std::vector<double> vector_rms;
   for (size_t i = 0; i < results.size(); ++i) {
     const HostTensor& tensor = reference.tensor(i);
-    if (!is_output(tensor) || tensor.spec.extent == Extent::per_col) continue;
+    if (!is_compared(tensor, options) || tensor.spec.extent == Extent::per_col) continue;
     outputs.push_back(i);
     vector_rms.push_back(tensor.spec.extent == Extent::per_row ? reference.rms_of(i) : 0);
   }
@@ -315,14 +320,14 @@ Comparison compare_results(const Reference& reference, const std::vector<HostTen
   std::vector<Findings> findings;
   for (size_t i = 0; i < tensors.size(); ++i) {
     findings.push_back(empty_findings(reference, i));
-    if (is_output(tensors[i])) findings[i].bad_cols.resize(findings[i].cols);
+    if (is_compared(tensors[i], options)) findings[i].bad_cols.resize(findings[i].cols);
   }
   examine_rows(reference, results, options, findings);
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::string damage;
     if (!is_output(tensors[i])) {
       if (tensors[i].present && !results[i].bytes.empty()) damage = input_damage(tensors[i], results[i]);
-    } else {
+    } else if (is_compared(tensors[i], options)) {
       if (tensors[i].spec.extent == Extent::per_col) {
         examine_vector(reference, i, results[i], options, findings[i]);
       }
@@ -331,11 +336,11 @@ Comparison compare_results(const Reference& reference, const std::vector<HostTen
     if (!damage.empty()) comparison.damage.push_back(damage);
   }
 
-  const bool any_matrix = std::any_of(tensors.begin(), tensors.end(), [](const HostTensor& tensor) {
-    return is_output(tensor) && tensor.spec.extent == Extent::matrix;
+  const bool any_matrix = std::any_of(tensors.begin(), tensors.end(), [&](const HostTensor& tensor) {
+    return is_compared(tensor, options) && tensor.spec.extent == Extent::matrix;
   });
   for (const Findings& found : findings) {
-    if (!is_output(tensors[found.tensor])) continue;
+    if (!is_compared(tensors[found.tensor], options)) continue;
     comparison.compared += found.compared;
     comparison.differing += found.differing;
     comparison.differing_rows += found.differing_rows;

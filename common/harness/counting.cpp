@@ -170,6 +170,7 @@ Json json_of(const KernelCounts& kernel) {
           {"dynamic_shared_bytes", kernel.shared_bytes},
           {"dram_read_bytes", kernel.dram_read_bytes},
           {"dram_write_bytes", kernel.dram_write_bytes},
+          {"most_loads_of_thread", kernel.most_loads_of_thread},
           {"counts", json_of(kernel.counts)},
           {"memory", memory},
           {"findings", findings},

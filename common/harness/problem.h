@@ -87,6 +87,7 @@ struct ComparisonOptions {
   Summation summation = Summation::any_order;
   // A further bound on the error of each element of the matrix outputs, in the units of Comparison::max_ulp_error.
   double max_ulp = std::numeric_limits<double>::infinity();
+  std::vector<std::string> only = {};  // the outputs that are compared; none named: all that there are
 };
 
 // One element that is wrong. For the matrices of BatchNorm, row is sample * pixels + pixel and col the channel, in

@@ -74,6 +74,8 @@ class Variant {
   // Adds one function; Program::add does.
   template <class Function>
   void implement(Function function);
+  // Adds one that takes the tensors by their names, for an operation that is only known at run time.
+  Variant& implement(Implementation implementation);
 
   const std::string& name() const { return name_; }
   const std::string& note() const { return note_; }

@@ -24,6 +24,11 @@ Variant& Variant::overwrites(std::string input, std::string output) {
   return *this;
 }
 
+Variant& Variant::implement(Implementation implementation) {
+  implementations_.push_back(std::move(implementation));
+  return *this;
+}
+
 Variant& Variant::compared_with(ComparisonOptions comparison) {
   comparison_ = comparison;
   return *this;

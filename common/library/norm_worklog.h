@@ -73,7 +73,7 @@ extern "C" {
 
 // The NW_ABI_VERSION that the library was built with. A program and a library belong together where it is the same.
 NW_API int32_t nw_abi_version(void);
-// The version of the project: "0.1.0".
+// The version of the project, as "1.2.3".
 NW_API const char* nw_version(void);
 // What the kernels run on: "cuda", or "cpu" where the library was built on the CPU layer.
 NW_API const char* nw_backend(void);

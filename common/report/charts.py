@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the charts of the writeups from the committed results, as SVG.
 
-    python3 common/report/charts.py                      every GPU and stage that has results: what has changed since
+    python3 common/report/charts.py                      every stage that has results: what has changed since
     python3 common/report/charts.py --gpu h200 --stage 04
     python3 common/report/charts.py --force              all of them
     python3 common/report/charts.py --check              writes none; compares bytes with what it draws, --force: of all
@@ -29,7 +29,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from html import escape
 from pathlib import Path
@@ -40,7 +40,7 @@ from cells import COPY, OURS, TENSORS, Cell, cell_of
 from figures import size_of
 from grid import ELEMENT_BYTES
 from results import (
-    DEFAULT_GPU, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, ReportError, Repository, ResultFile, Timing,
+    DEFAULT_GPU, LAST, MODES, PEER_LABELS, PEERS, ROOT, Check, Launch, ReportError, Repository, ResultFile, Timing,
     baseline_of,
 )
 from rivals import Verdict
@@ -78,7 +78,10 @@ STYLES = [
     ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
 MANY = 4  # charts: what pays for a process of its own
+LARGE_SHAPE = "131072x1024"  # 512 MiB of fp32
 LARGE_MIB = 128  # a tensor: far more than the L2 cache
+SCHEDULERS, SECTOR = 4, 32  # of a multiprocessor; bytes
+ASYNC_COLS = 32768  # fp32: from here on the final kernel of stage 05 copies rows to shared memory asynchronously
 SHOWN_DTYPES = ("fp32", "bf16")  # fp16 was timed on smaller tensors
 PEER_MARKERS = {"PyTorch": "x", "PyTorch, two calls": "+", "Inductor": "s", "flash-attn": "^", "Liger": "D"}
 
@@ -142,6 +145,13 @@ def page(width: float, height: float, rows: int = 1, cols: int = 1, **options: o
     figure.patch.set(edgecolor=EDGE, linewidth=1.5)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
     return figure, [ax for line in axes for ax in line]
+
+
+PHONE = 4.9  # inches: text of 9 points is 10 pixels high where the chart is 400 wide
+
+
+def wrapped_title(title: str) -> str:
+    return textwrap.fill(title, int(PHONE * 9), break_on_hyphens=False)
 
 
 def footnote(figure: Figure, *parts: str) -> None:
@@ -694,12 +704,14 @@ def measured_stages(repository: Repository, gpu: str) -> list[str]:
     return [stage for stage in repository.stages() if repository.has_results(stage, gpu)]
 
 
-def ladder_entries(repository: Repository, gpu: str, modes: Sequence[str]) -> list[Timing]:
+def ladder_entries(
+    repository: Repository, gpu: str, modes: Sequence[str], shape: str = SHAPE
+) -> list[Timing]:
     return [
         t
         for stage in measured_stages(repository, gpu)
         for t in repository.stage_results(stage, gpu).timings
-        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and t.shape == SHAPE
+        if t.mode in modes and t.operation == OPERATION and t.dtype == DTYPE and t.shape == shape
     ]
 
 
@@ -762,6 +774,42 @@ def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
                       + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)
     return Chart(Path(f"docs/charts/ladder_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
+
+
+def large_ladder_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Bars: share of a copy of every stage and variant on a tensor of 512 MiB, with the time beside each."""
+    entries = [t for t in ladder_entries(repository, gpu, ["cold"], LARGE_SHAPE) if t.share_of_copy]
+    if len({t.stage for t in entries}) < 2:
+        return None
+    small = [(t.stage, t.variant) for t in ladder_entries(repository, gpu, ["cold"])]  # in which order they stand there
+    entries.sort(key=lambda t: (t.stage, small.index(t_key) if (t_key := (t.stage, t.variant)) in small else -1))
+    figure, (ax,) = page(PHONE, 1.7 + 0.3 * len(entries))
+    ys = [len(entries) - i for i in range(len(entries))]
+    stages = [t.stage for t in entries]
+    stage_bands((ax,), stages)
+    order = list(dict.fromkeys(stages))
+    for y, t in zip(ys, entries):
+        color, _, _, hatch = STYLES[order.index(t.stage) % len(STYLES)]
+        ax.barh(y, t.share_of_copy, height=0.62, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
+        ax.text(1.27, y, percent(t.share_of_copy), ha="right", va="center", fontsize=9)
+        ax.text(1.53, y, f"{significant(t.seconds * 1e6)} µs", ha="right", va="center", fontsize=9)
+    ax.axvline(1.0, color=INK, linewidth=1.2)
+    ax.set_yticks(ys, [f"{t.stage[:2]}  {name_of(t)}" for t in entries])
+    ax.set_ylim(0.4, len(entries) + 0.6)
+    ax.set_xlim(0, 1.55)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    ax.set_xlabel("share of a copy's speed", x=0, ha="left")
+    ax.set_axisbelow(True)
+    best = [max(t.share_of_copy for t in entries if t.stage == stage) for stage in order]
+    title = f"At 512 MiB: from {percent(best[0])} of a copy's speed in {order[0][:2]} to " \
+            f"{percent(best[-1])} in {order[-1][:2]}"
+    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}, {LARGE_SHAPE.replace('x', ' x ')}", "cold L2 cache, median",
+             stale_note(entries))
+    words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds, "
+                      f"{percent(t.share_of_copy)} of a copy" for t in entries)
+    return Chart(Path(f"docs/charts/ladder_large_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
 
 
 def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -1288,6 +1336,376 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
     return Chart(Path(f"docs/charts/lines_{gpu}.svg"), title, f"On {gpu.upper()}: {'; '.join(told)}.", figure)
 
 
+SECOND_GPU = "h100"  # the same chip as the first, with less memory bandwidth
+TWO_GPUS = ("01", "02", "03", "04", "05")  # the stages whose variants are compared on both
+
+
+def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
+    """How many times as long each forward kernel takes on the second GPU, against its share of a copy on the first."""
+    operation, dtype, shape = PANELS[0][1:4]
+    if gpu != DEFAULT_GPU or not all(repository.has_results(s, SECOND_GPU) for s in measured_stages(repository, gpu)):
+        return None
+
+    def large(of: str) -> dict[str, Timing]:
+        timings = [t for s in measured_stages(repository, of) for t in repository.stage_results(s, of).timings]
+        wanted = (operation, dtype, shape, "cold")
+        return {
+            t.name: t for t in timings
+            if t.stage[:2] in TWO_GPUS and (t.operation, t.dtype, t.shape, t.mode) == wanted and t.share_of_copy
+        }
+
+    first, second = large(gpu), large(SECOND_GPU)
+    both = [(t, second[name]) for name, t in first.items() if name in second]
+    slower = statistics.median(b.copy_seconds / a.copy_seconds for a, b in both)
+    figure, (ax,) = page(8.4, 5.2)
+    handles: dict[str, object] = {}
+    order = list(dict.fromkeys(a.stage for a, _ in both))
+    for a, b in both:
+        color, marker, _, _ = STYLES[order.index(a.stage) % len(STYLES)]
+        dot, = ax.plot([a.share_of_copy], [b.seconds / a.seconds], marker=marker, color=color, markersize=8,
+                       linestyle="none")
+        handles.setdefault(a.stage, dot)
+    points = sorted((a.share_of_copy, b.seconds / a.seconds, name_of(a)) for a, b in both)
+    while points:  # those near each other have one label, a line each
+        near = [points.pop(0)]
+        while points and points[0][0] - near[-1][0] < 0.045 and abs(points[0][1] - near[-1][1]) < 0.06:
+            near.append(points.pop(0))
+        close = points and points[0][0] - near[-1][0] < 0.1 and abs(points[0][1] - near[-1][1]) < 0.05
+        left = near[0][0] > 0.85 or close
+        x, low = near[0 if left else -1][0], min(y for _, y, _ in near)
+        ax.annotate(
+            "\n".join(name for _, _, name in sorted(near, key=lambda point: -point[1])), (x, low),
+            xytext=(-8 if left else 8, -4), textcoords="offset points", ha="right" if left else "left", va="bottom",
+            fontsize=8.5,
+        )
+    ax.plot([0, 1 / slower, 1.02], [1, 1, 1.02 * slower], color=INK, linewidth=1.2)
+    ax.annotate("limited by something else: 1", (0.3, 1), xytext=(0, -13), textcoords="offset points", fontsize=8.5)
+    ax.annotate(
+        f"limited by memory: {slower:.2f}", (0.9, 0.9 * slower), xytext=(10, -10), textcoords="offset points",
+        fontsize=8.5,
+    )
+    ax.set_xlim(0, 1.15)
+    ax.set_ylim(0.9, 1.8)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    ax.set_xlabel(f"share of a copy's speed on {gpu.upper()}")
+    ax.set_ylabel(f"time on {SECOND_GPU.upper()} / time on {gpu.upper()}")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    title = "Less memory bandwidth slows down only what memory limits"
+    legend_under_title(figure, title, handles, len(order))
+    what = f"{operation}, {shape.replace('x', ' x ')}, {dtype}, cold L2 cache, median"
+    line = "line: no kernel beats the copy of its GPU, and none gets faster"
+    shown = [t for pair in both for t in pair]
+    footnote(figure, f"{gpu.upper()} and {SECOND_GPU.upper()}", what, line, stale_note(shown))
+    told = "; ".join(
+        f"{a.stage} {a.variant}, {percent(a.share_of_copy)} of a copy, takes {b.seconds / a.seconds:.2f} times as long"
+        for a, b in both
+    )
+    described = f"On {SECOND_GPU.upper()} against {gpu.upper()}: {told}."
+    return Chart(Path("docs/charts/two_gpus.svg"), title, described, figure)
+
+
+# --- Why --------------------------------------------------------------------------------------------------------------
+# Why a warp cannot issue its next instruction: the counter, what it is called, color and hatch.
+WAITS = (
+    ("waits_memory", "memory", "#0072B2", ""),
+    ("waits_shared", "shared memory", "#E69F00", "///"),
+    ("waits_barrier", "a barrier", "#009E73", "xxx"),
+    ("waits_queue", "room for a request", "#8E5C9E", "..."),
+    ("waits_dispatch", "its turn: it could go on", "#c9d0d6", ""),
+)
+
+
+def lesson_launches(repository: Repository, gpu: str) -> list[Launch]:
+    """What was counted at 1024 x 1024: of each stage the fastest kernel, from 05 on the one that the lesson ends with;
+    of a variant's kernels the longest."""
+    found: dict[str, Launch] = {}
+    for stage in measured_stages(repository, gpu):
+        operation = operation_of(repository, stage, gpu)
+        kernels: dict[str, Launch] = {}
+        for launch in repository.counters(gpu).launches:
+            if (launch.stage, launch.operation, launch.dtype, launch.shape) != (stage, operation, DTYPE, SHAPE):
+                continue
+            if not {"duration_ns", *(key for key, *_ in WAITS)} <= launch.values.keys():  # not every GPU counts all
+                continue
+            longest = kernels.get(launch.variant)
+            if longest is None or launch.values["duration_ns"] > longest.values["duration_ns"]:
+                kernels[launch.variant] = launch
+        ends = [launch for variant, launch in kernels.items() if variant in LESSONS_END]
+        if kernels:
+            found[stage] = ends[0] if ends else min(kernels.values(), key=lambda launch: launch.values["duration_ns"])
+    return list(found.values())
+
+
+def waits_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Bars: of the cycles that a warp waits between two instructions, which part is for what."""
+    launches = lesson_launches(repository, gpu) if repository.has_counters(gpu) else []
+    if not launches:
+        return None
+    figure, (ax,) = page(PHONE, 2.2 + 0.42 * len(launches))
+    ys = range(len(launches), 0, -1)
+    told = []
+    shares = [[launch.values[key] for key, *_ in WAITS] for launch in launches]
+    for y, launch, waits in zip(ys, launches, shares):
+        left = 0.0
+        for (_, words, color, hatch), cycles in zip(WAITS, waits):
+            share = cycles / sum(waits)
+            ax.barh(y, share, left=left, height=0.66, color=color, hatch=hatch, edgecolor="white", linewidth=0.8,
+                    label=words if launch is launches[0] else None)
+            left += share
+        ax.annotate(significant(sum(waits)), (1.0, y), xytext=(6, 0), textcoords="offset points", va="center",
+                    annotation_clip=False)
+        parts = ", ".join(f"{words} {100 * c / sum(waits):.0f} %" for (_, words, *_), c in zip(WAITS, waits))
+        told.append(f"{launch.stage} {launch.variant}: {significant(sum(waits))} cycles for each instruction, {parts}")
+    names = [dagger(f"{launch.stage[:2]}  {launch.variant}", launch.stale) for launch in launches]
+    ax.set_yticks(list(ys), names)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0.5, len(launches) + 0.9)
+    ax.annotate("cycles", (1.0, len(launches) + 0.62), xytext=(6, 0), textcoords="offset points", va="center",
+                fontsize=9, color=MUTED, annotation_clip=False)
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    ax.set_xlabel("of a warp's waiting between two instructions")
+    memory = [waits[0] / sum(waits) for waits in shares]
+    title = f"What warps wait for is memory: {100 * memory[0]:.0f} % of it in {launches[0].stage[:2]}, " \
+            f"{100 * min(memory):.0f} to {100 * max(memory[1:] or memory):.0f} % later"
+    handles = dict(zip([words for _, words, *_ in WAITS], ax.get_legend_handles_labels()[0]))
+    seen = {words: handles[words] for i, (_, words, *_) in enumerate(WAITS)
+            if max(waits[i] / sum(waits) for waits in shares) > 0.005}
+    legend_under_title(figure, wrapped_title(title), seen, 2)
+    footnote(figure, gpu.upper(), f"{SHAPE_WORDS}, {DTYPE}", "Nsight Compute",
+             "at the right: cycles for each instruction", STALE_NOTE if any(x.stale for x in launches) else "")
+    return Chart(Path(f"docs/charts/waits_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
+
+
+BYTES_COUNTERS = {
+    "waits_memory", "issue_active_percent", "global_load_sectors", "global_load_requests", "l2_to_sm_bytes",
+    "duration_ns",
+}
+
+
+def bytes_under_way(launch: Launch) -> float:
+    """What Nsight Compute counted says at least: a request for each warp that waits for memory."""
+    values, multiprocessors = launch.values, int(min(launch.blocks, launch.values["multiprocessors"]))
+    warps = values["waits_memory"] * values["issue_active_percent"] / 100 * SCHEDULERS
+    request = SECTOR * values["global_load_sectors"] / values["global_load_requests"]
+    return warps * request * multiprocessors
+
+
+def bytes_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Points: bytes that warps wait for, against the bytes a second that they get."""
+    if not repository.has_counters(gpu):
+        return None
+    counters = repository.counters(gpu)
+    multiprocessors = float(counters.context.get("multiprocessors", 0))
+    # Stage 01's loads are mostly the L1 cache's to answer. Where rows are wider than ASYNC_COLS, warps wait for copies
+    # to shared memory, which is another state than these counters'.
+    wanted = [
+        replace(launch, values=launch.values | {"multiprocessors": multiprocessors}) for launch in counters.launches
+        if launch.operation == OPERATION and launch.stage[:2] in ("02", "03", "04", "05") and launch.dtype == DTYPE
+        and launch.cols < ASYNC_COLS and BYTES_COUNTERS <= launch.values.keys()
+    ]
+    small = [launch for launch in wanted if launch.shape == SHAPE]
+    large = [launch for launch in wanted if launch.rows * launch.cols * ELEMENT_BYTES[DTYPE] >= LARGE_MIB * 2**20]
+    if not small or not multiprocessors:
+        return None
+
+    def place(launch: Launch) -> tuple[float, float]:
+        return bytes_under_way(launch) / 1e3, launch.values["l2_to_sm_bytes"] / launch.values["duration_ns"]
+
+    figure, (ax,) = page(PHONE, 5.0)
+    seconds = sorted(x / y for x, y in map(place, small))  # kB by GB/s: microseconds
+    middle = seconds[len(seconds) // 2]
+    xs = [40.0, 4000.0]
+    ax.plot(xs, [x / middle for x in xs], color=INK, linewidth=1.4)
+    ax.annotate(f"a latency of {significant(middle, 2)} µs", (1700, 1700 / middle), xytext=(7, -4),
+                textcoords="offset points", fontsize=9)
+    copies = [t.bytes_per_second / t.share_of_copy / 1e9
+              for stage in measured_stages(repository, gpu) if stage[:2] in ("04", "05")
+              for t in repository.stage_results(stage, gpu).timings
+              if (t.operation, t.dtype, t.mode) == (OPERATION, DTYPE, "cold") and t.share_of_copy
+              and t.tensor_mib >= LARGE_MIB]
+    if copies:
+        half = statistics.median(copies) / 2
+        ax.axhline(half, color="#D55E00", linewidth=1.4, linestyle="--")
+        ax.annotate("a large copy reads as much", (45, half), xytext=(0, 5), textcoords="offset points",
+                    fontsize=9, color="#D55E00")
+    told = []
+    for launches, marker, fill, color in ((small, "o", "full", "#0072B2"), (large, "s", "none", "#D55E00")):
+        for launch in launches:
+            x, y = place(launch)
+            ax.plot([x], [y], marker=marker, fillstyle=fill, color=color, markersize=7, linestyle="none")
+            told.append(f"{launch.stage} {launch.variant} {launch.shape}: {significant(x)} kB, {significant(y)} GB/s")
+    # Names in a column at the right of the cloud, in the order of their heights, a line to each.
+    ordered = sorted(small, key=lambda launch: -place(launch)[1])
+    for launch, height in zip(ordered, spread([math.log10(place(launch)[1]) for launch in ordered], 0.07)):
+        x, y = place(launch)
+        ax.annotate(
+            dagger(f"{launch.stage[:2]} {launch.variant}", launch.stale), (x, y), xytext=(1400, 10**height),
+            textcoords="data", va="center", fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": "#b8c0c8", "linewidth": 0.7, "shrinkB": 4},
+        )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(xs[0], 9000)
+    ax.set_ylim(120, 4000)
+    for axis, ticks in ((ax.xaxis, (50, 100, 200, 500, 1000, 2000, 5000)), (ax.yaxis, (200, 500, 1000, 2000))):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    ax.set_xlabel("kB that warps wait for, on all multiprocessors")
+    ax.set_ylabel("GB/s that reach the multiprocessors")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    (few, slow), (many, fast) = min(map(place, small)), max(map(place, small), key=lambda point: point[1])
+    title = f"More bytes under way, more bandwidth: {significant(slow)} GB/s with {significant(few)} kB, " \
+            f"{significant(fast)} GB/s with {significant(many)} kB"
+    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}", f"full: {SHAPE_WORDS}; hollow: 512 MiB", "Nsight Compute",
+             "kB: a request for each warp that waits, at least",
+             STALE_NOTE if any(x.stale for x in (*small, *large)) else "")
+    return Chart(Path(f"docs/charts/bytes_under_way_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
+
+
+def spread(heights: Sequence[float], least: float) -> list[float]:
+    """Falling heights, moved as little as leaves `least` between neighbors: those that touch share what they move."""
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1:
+            above, below = groups[-2], groups[-1]
+            bottom = statistics.fmean(above) - least * (len(above) - 1) / 2
+            top = statistics.fmean(below) + least * (len(below) - 1) / 2
+            if bottom - top >= least:
+                break
+            groups[-2:] = [above + below]
+    return [statistics.fmean(group) + least * ((len(group) - 1) / 2 - i) for group in groups for i in range(len(group))]
+
+
+def size_chart(repository: Repository, gpu: str) -> Chart | None:
+    """Lines: a copy's time over the bytes that it moves, cold and from a graph; points: LayerNorm beside it."""
+    document = repository.comparison(gpu)
+    if document is None:
+        return None
+    times: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for entry in document["benchmarks"]:
+        who, cell, mode = cell_of(entry["name"])
+        ours = who == OURS and cell.operation == OPERATION
+        if mode in ("cold", "graph") and (ours or (who == COPY and TENSORS[cell.operation] == 2)):
+            by_bytes = times.setdefault((who, mode), {})
+            by_bytes.setdefault(cell.bytes, []).append(entry["median_seconds"] * 1e6)
+    copies = {mode: times.get((COPY, mode), {}) for mode in ("cold", "graph")}
+    if len(copies["cold"]) < 3:
+        return None
+    figure, (ax,) = page(PHONE, 4.6)
+    looks = {"cold": ("#0072B2", "o", "-"), "graph": ("#009E73", "D", "-.")}
+    words = {"cold": "cold: L2 flushed", "graph": "from a graph, data in L2"}
+    handles: dict[str, object] = {}
+    told = []
+    for mode, (color, marker, dash) in looks.items():
+        line = sorted((size, statistics.median(found)) for size, found in copies[mode].items())
+        if line:
+            (handles[f"copy, {words[mode]}"],) = ax.plot(
+                [size / 2**20 for size, _ in line], [time for _, time in line], color=color, linestyle=dash,
+                linewidth=1.8)
+            told += [f"copy {mode} of {significant(size / 2**20)} MiB: {significant(time)} microseconds"
+                     for size, time in line]
+        points = sorted(times.get((OURS, mode), {}).items())
+        if points:
+            (handles[f"LayerNorm, {words[mode]}"],) = ax.plot(
+                [size / 2**20 for size, found in points for _ in found],
+                [time for _, found in points for time in found],
+                color=color, marker=marker, fillstyle="none", markersize=5, linestyle="none")
+    largest = max(copies["cold"])
+    rate = largest / statistics.median(copies["cold"][largest])  # bytes in a microsecond
+    xs = [2**20 * 1.5, largest * 1.4]
+    (handles[f"bytes at {significant(rate / 1e6)} TB/s, no more"],) = ax.plot(
+        [x / 2**20 for x in xs], [x / rate for x in xs], color=MUTED, linewidth=1, linestyle=":")
+    l2 = l2_mib(repository, gpu)
+    if l2:
+        ax.axvline(l2, color="#D55E00", linewidth=1.2, linestyle="--")
+        ax.annotate(f"L2: {l2:g} MiB", (l2, 0.015), xycoords=("data", "axes fraction"), xytext=(-4, 4),
+                    textcoords="offset points", ha="right", fontsize=9, color="#D55E00")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = [0.01, 0.1, 1, 10, 100, 1000]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(FixedLocator([1, 3, 10, 30, 100, 300]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    ax.set_xlabel("MiB read and written, logarithmic")
+    ax.set_ylabel("time, µs, logarithmic")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    first = min(copies["cold"])
+    begin = statistics.median(copies["cold"][first])
+    flat = max(size for size, found in copies["cold"].items() if statistics.median(found) < 1.5 * begin)
+    title = f"Up to {float(significant(flat / 2**20, 2)):g} MiB a launch is most of the time, then bytes are"
+    legend_under_title(figure, wrapped_title(title), handles, 1)
+    footnote(figure, gpu.upper(), "all types and shapes of the comparison with as many bytes", "medians")
+    return Chart(Path(f"docs/charts/size_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
+
+
+def l2_mib(repository: Repository, gpu: str) -> float | None:
+    for stage in measured_stages(repository, gpu):
+        bytes_of_l2 = repository.stage_results(stage, gpu).context.get("l2_bytes")
+        if bytes_of_l2:
+            return int(bytes_of_l2) / 2**20
+    return None
+
+
+OFFSET_WAYS = (("one_pass", "E[x²] − E[x]²"), ("welford", "Welford"), ("two_pass", "two passes"),
+               ("split_mean", "the mean in two floats"))
+FP32_TOLERANCE = 1e-5  # of the harness's checks and of torch.testing, at values near zero
+
+
+def offset_chart(repository: Repository) -> Chart | None:
+    """Lines: the largest error of an output over the mean, in deviations, for each way to the statistics."""
+    if not repository.has_data("offset_error"):
+        return None
+    figures = repository.data("offset_error")["figures"]
+    figure, (ax,) = page(PHONE, 4.6)
+    told, outside = [], {}
+    for style, (way, words) in enumerate(OFFSET_WAYS):
+        color, marker, dash, _ = STYLES[style]
+        names = [name for name in figures if name.startswith(f"{way}_") and not name.endswith("_lost")]
+        points = sorted((float(name.rpartition("_")[2]), figures[name]["value"]) for name in names)
+        ax.plot([x for x, _ in points], [y for _, y in points], color=color, marker=marker, linestyle=dash,
+                markersize=5, linewidth=1.6, label=words)
+        lost = [x for x, _ in points if f"{way}_{x:.0f}_lost" in figures]
+        if lost:
+            ax.plot(lost, [12.0] * len(lost), color=color, marker="x", markersize=7, linestyle="none")
+            ax.annotate("✗: rows that become NaN", (lost[0], 12.0), xytext=(-8, 0), textcoords="offset points",
+                        ha="right", va="center", fontsize=9, color=color)
+        outside[way] = next((x for x, y in points if y > FP32_TOLERANCE), None)
+        told.append(f"{words}: " + ", ".join(f"{y:.2g} at {x:g}" for x, y in points))
+    ax.axhline(FP32_TOLERANCE, color=INK, linewidth=1.1)
+    ax.annotate("what a test of fp32 lets pass near 0", (1.4e6, FP32_TOLERANCE), xytext=(0, -11),
+                textcoords="offset points", ha="right", fontsize=9)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(1e-7, 40)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x < 1e5 else f"{x / 1e6:g} M"))
+    ax.xaxis.set_major_locator(FixedLocator([1, 10, 100, 1000, 10000, 100000, 1000000]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(FixedLocator([10.0**k for k in range(-7, 2)]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("mean of a row, in deviations")
+    ax.set_ylabel("largest error of an output near 1")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    starts = [f"{words} at a mean of {outside[way]:.0f} deviations" if first else f"{words} at {outside[way]:.0f}"
+              for first, (way, words) in ((True, OFFSET_WAYS[0]), (False, OFFSET_WAYS[2])) if outside[way]]
+    title = f"Off by more than 10⁻⁵: {', '.join(starts) or 'none of the ways'}"
+    handles, labels = ax.get_legend_handles_labels()
+    legend_under_title(figure, wrapped_title(title), dict(zip(labels, handles)), 2)
+    footnote(figure, "rows of 1024 values in fp32", "computed on the CPU in the order of the stages' kernels")
+    return Chart(Path("docs/charts/offset_error.svg"), title, f"{'; '.join(told)}.", figure)
+
+
 # --- Two files beside each other --------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
@@ -1338,9 +1756,11 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
 
 STAGE_CHARTS = (time_chart, share_chart, large_chart, fused_chart, passes_chart, small_chart)
 LADDER_CHARTS = (
-    ladder_chart, cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
-    lines_chart, tutorial_chart,
+    ladder_chart, large_ladder_chart,
+    cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
+    lines_chart, tutorial_chart, waits_chart, bytes_chart, size_chart, two_gpus_chart,
 )
+GENERAL_CHARTS = (offset_chart,)  # of no GPU
 
 
 def gpus_with_results(repository: Repository) -> list[str]:
@@ -1353,15 +1773,17 @@ class Task:
     """A chart to draw: of a stage, or of the whole ladder."""
 
     make: Callable[..., Chart | None]
-    arguments: tuple[str, ...]  # the stage, where it is of one, and the GPU
+    arguments: tuple[str, ...]  # the stage, where it is of one, and the GPU, where it is of one
 
     @property
     def name(self) -> str:
         return " ".join((self.make.__name__, *self.arguments))
 
 
-def tasks(repository: Repository, gpus: Sequence[str], stages: Sequence[str]) -> Iterator[Task]:
-    """The charts of these GPUs: of these stages, and of the ladder where all stages are meant."""
+def tasks(
+    repository: Repository, gpus: Sequence[str], stages: Sequence[str], with_general: bool
+) -> Iterator[Task]:
+    """The charts of these GPUs: of these stages, and of the ladder where all stages are meant; and those of no GPU."""
     for gpu in gpus:
         measured = measured_stages(repository, gpu)
         for stage in stages:
@@ -1369,6 +1791,8 @@ def tasks(repository: Repository, gpus: Sequence[str], stages: Sequence[str]) ->
                 yield from (Task(make, (stage, gpu)) for make in STAGE_CHARTS)
         if list(stages) == repository.stages():
             yield from (Task(make, (gpu,)) for make in LADDER_CHARTS)
+    if with_general and list(stages) == repository.stages():
+        yield from (Task(make, ()) for make in GENERAL_CHARTS)
 
 
 @dataclass
@@ -1444,7 +1868,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Draws the charts of the writeups from the committed results, or checks them."
     )
-    parser.add_argument("--gpu", help="as its results file is named: h200 (default: every GPU with results)")
+    parser.add_argument("--gpu", help=f"as its results file is named: h200 (default: all but {SECOND_GPU})")
     parser.add_argument(
         "--stage", help="a stage's folder or its number: 04 (default: all, and the charts of the whole ladder)"
     )
@@ -1484,10 +1908,13 @@ def main(arguments: list[str] | None = None) -> int:
             there = ", ".join(gpus) or "no GPU yet"
             parser.error(f"no stage has results of '{options.gpu}'; there are results of: {there}")
         gpus = [options.gpu]
+    else:
+        gpus = [gpu for gpu in gpus if gpu != SECOND_GPU]  # one chart has it beside the first; its own: --gpu
 
     set_up()
     try:
-        outcome = draw_what_changed(repository, list(tasks(repository, gpus, stages)), options.check, options.force)
+        wanted = list(tasks(repository, gpus, stages, with_general=not options.gpu))
+        outcome = draw_what_changed(repository, wanted, options.check, options.force)
     except ReportError as error:
         sys.exit(f"charts.py: {error}")
     if not options.gpu:

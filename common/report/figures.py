@@ -203,7 +203,7 @@ def hardware_counter(repository: Repository, name: str, counter: str | None, gpu
 
 def measured(repository: Repository, options: dict[str, str], gpu: str) -> tuple[Figure, str]:
     """What the options key, unit, counter and gpu name, and the unit; over=KEY divides by a second figure, over_counter
-    names its counter."""
+    names its counter and over_gpu its GPU. over_gpu alone: by the same figure on that GPU."""
     unit = options.get("unit", "")
     if unit not in UNITS:
         raise ReportError(f"unit is '{unit}'; it must be one of {', '.join(UNITS)}")
@@ -211,15 +211,16 @@ def measured(repository: Repository, options: dict[str, str], gpu: str) -> tuple
     if "key" not in options:
         raise ReportError("key is missing: which figure?")
 
-    if "over" in options:
+    if "over" in options or "over_gpu" in options:
         if dimension != "ratio":
             raise ReportError(f"a ratio of two figures has the unit x or percent, not {unit}")
         above = lookup(repository, options["key"], "time", options.get("counter"), gpu)
-        below = lookup(repository, options["over"], "time", options.get("over_counter", options.get("counter")), gpu)
+        over, over_gpu = options.get("over", options["key"]), options.get("over_gpu", gpu)
+        below = lookup(repository, over, "time", options.get("over_counter", options.get("counter")), over_gpu)
         if above.dimension != below.dimension:
             raise ReportError(f"a {above.dimension} cannot be divided by a {below.dimension}")
         if below.value == 0:
-            raise ReportError(f"'{options['over']}' is zero")
+            raise ReportError(f"'{over}' is zero")
         found = Figure(above.value / below.value, "ratio", above.stale or below.stale)
     else:
         found = lookup(repository, options["key"], dimension, options.get("counter"), gpu)

@@ -26,6 +26,10 @@ from programs import programs_in
 from results import ROOT, Repository, ReportError, read_json
 from text import dagger, significant
 
+HEAD = [
+    "", "variant", "bytes", "sectors", "passes", "barriers", "shuffles", "conflicts", "traffic", "issue", "waits",
+    "predicted", "measured", "off",
+]
 MATRICES = ("x", "dy")  # of which an operation reads one at least
 
 
@@ -144,6 +148,23 @@ def table(head: list[str], lines: dict[str, list[list[str]]], left: int = 2) -> 
     return "\n".join(text)
 
 
+def legend(gpu: Gpu, is_measured: bool) -> str:
+    """What the columns of a table of line_of() are."""
+    launch = f"{gpu.launch_seconds * 1e6:.1f} for an empty launch, and " if gpu.launch_seconds else ""
+    borrowed = "" if is_measured else "\n                (fitted to times of an H200; there are none of this GPU)"
+    return (
+        "bytes, sectors  what all threads ask of global memory for each element of the input; 32-byte sectors that a "
+        "warp's\n"
+        "                load touches: 4 are enough for 32 floats, 16 for 32 vectors of 4\n"
+        "passes          how often the input matrix is read; barriers, shuffles, bank conflicts are those of a row\n"
+        f"predicted       microseconds on an {gpu.name}: {launch}the sum of\n"
+        "  traffic       the longest of what DRAM, the L2 cache and the L1 caches take for it\n"
+        f"  issue         {INSTRUCTIONS} instructions for each access, shuffle and barrier of a warp\n"
+        f"  waits         {gpu.step_seconds * 1e9:.0f} ns for each load, atomic, shuffle and barrier, one after the "
+        f"other in a warp{borrowed}"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", help="by number or name; all where none is named")
@@ -184,30 +205,13 @@ def main(arguments: list[str] | None = None) -> int:
     except ReportError as error:
         print(f"ladder.py: {error}", file=sys.stderr)
         return 2
-    head = [
-        "", "variant", "bytes", "sectors", "passes", "barriers", "shuffles", "conflicts", "traffic", "issue", "waits",
-        "predicted", "measured", "off",
-    ]
-    keep = [i for i in range(len(head)) if i < len(head) - 2 or beside]
+    keep = [i for i in range(len(HEAD)) if i < len(HEAD) - 2 or beside]
     where = told_where(here, {line[0] for of_operation in lines.values() for line in of_operation})
     print(f"The ladder at {options.shape.replace('x', ' x ')} in {options.dtype}, {where}:\n")
-    print(table([head[i] for i in keep], {o: [[line[i] for i in keep] for line in of] for o, of in lines.items()}))
+    print(table([HEAD[i] for i in keep], {o: [[line[i] for i in keep] for line in of] for o, of in lines.items()}))
     if beside:
         print(f"\n{summary(list(beside.values()))}")
-    launch = f"{gpu.launch_seconds * 1e6:.1f} for an empty launch, and " if gpu.launch_seconds else ""
-    borrowed = "" if beside else "\n                (fitted to times of an H200; there are none of this GPU)"
-    print(
-        "\n"
-        "bytes, sectors  what all threads ask of global memory for each element of the input; 32-byte sectors that a "
-        "warp's\n"
-        "                load touches: 4 are enough for 32 floats, 16 for 32 vectors of 4\n"
-        "passes          how often the input matrix is read; barriers, shuffles, bank conflicts are those of a row\n"
-        f"predicted       microseconds on an {gpu.name}: {launch}the sum of\n"
-        "  traffic       the longest of what DRAM, the L2 cache and the L1 caches take for it\n"
-        f"  issue         {INSTRUCTIONS} instructions for each access, shuffle and barrier of a warp\n"
-        f"  waits         {gpu.step_seconds * 1e9:.0f} ns for each load, atomic, shuffle and barrier, one after the "
-        f"other in a warp{borrowed}"
-    )
+    print(f"\n{legend(gpu, bool(beside))}")
     if beside:
         note = "; † on an earlier version of the kernel" if any(entry.stale for entry in beside.values()) else ""
         print(f"measured        microseconds, results/{options.gpu}.json, cold cache{note}")

@@ -79,7 +79,7 @@ def memory_levels() -> Drawing:
     drawing.line(middle, y + 12, middle, y + 30, arrow=True, width=1.5)
     y = level(
         drawing, y + 32, "orange", "L2 cache", f"{L2_CYCLES} cycles", L2_CYCLES,
-        (f"{L2_MIB} MiB, one for all multiprocessors", f"about {round(copied_in_l2)} TB/s in a copy"),
+        (f"{L2_MIB} MiB, one for all multiprocessors", f"about {two_digits(copied_in_l2)} TB/s in a copy"),
     )
     drawing.line(middle, y, middle, y + 18, arrow=True, width=1.5)
     y = level(

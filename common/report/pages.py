@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import slides
+import traces
 from markdown import split_fences, title_of
 from prose import CONTENTS, NOTES, notes_of
 from results import ROOT, ReportError
@@ -42,12 +44,18 @@ LANGUAGES = {
 COPIED = {".svg", ".png", ".json", ".cff", ".ipynb"}
 LINK = re.compile(r"(!?\[[^\]\n]*\]\(|<img\s[^>]*?src=\")([^)\s\"#]+)(#[^)\s\"]*)?")
 FETCHED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
+STAGE_PICTURE = re.compile(rf"!\[[^\]\n]*\]\({traces.FOLDER}/{re.escape(traces.PICTURE)}\)")
+EXERCISE = re.compile(r"^\| (\w+\.\d+)\b", re.MULTILINE)  # a row of the table of exercises
+TRACES = "traces"  # the folder of the pages that step through traces
 SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+BUG_HUNT = "common/classroom/bug_hunt/README.md"  # exercises of no stage
 FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
-    "reading-order.md", "running.md", "method.md", "numerics.md", "profiling.md", "counting.md", "your-gpu.md",
-    "compare.md", "resources.md", "verified.md", "teaching.md", "questions.md", "glossary.md", "sources.md",
+    "reading-order.md", "running.md", "judging.md", "method.md", "numerics.md", "profiling.md", "counting.md",
+    "two-gpus.md", "your-gpu.md", "compare.md", "how-it-compares.md", "resources.md", "verified.md", "teaching.md",
+    "questions.md", "glossary.md", "sources.md",
 )
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def documents() -> list[Path]:
@@ -62,7 +70,9 @@ def documents() -> list[Path]:
 
     docs = sorted((ROOT / "docs").glob("*.md"), key=place)
     rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
-    return found + docs + rooms + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
+    project = [ROOT / name for name in PROJECT if (ROOT / name).is_file()]
+    rooms += [ROOT / BUG_HUNT] if (ROOT / BUG_HUNT).is_file() else []
+    return found + docs + rooms + project + sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md"))
 
 
 def fence(text: str, language: str) -> str:
@@ -96,9 +106,10 @@ def stage_code(stage: str) -> str:
 class Staging:
     """Copies of the pages, with links that lead to what the site has."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_traces: bool = False) -> None:
         self.written: dict[str, str] = {}
         self.copied: set[Path] = set()
+        self.with_traces = with_traces  # a stage's picture leads to the page that steps through it
 
     def target(self, path: Path) -> str | None:
         """What a link to a file of the repository leads to in the site, from its root; None where the site has nothing
@@ -138,6 +149,9 @@ class Staging:
             return f"{opening}{posixpath.relpath(target, here)}{fragment or ''}"
 
         text = LINK.sub(relink, text)
+        if self.with_traces and path.parent.name in traces.TRACES and path.parent.parent == ROOT:
+            page = f"../{TRACES}/{traces.pair_page(path.parent.name)}"
+            text = STAGE_PICTURE.sub(lambda picture: f"[{picture[0]}]({page})", text)
         text = re.sub(r"^<details>$", '<details markdown="1">', text, flags=re.MULTILINE)
         self.written[path.relative_to(ROOT).as_posix()] = text
 
@@ -171,41 +185,94 @@ def of_stage(stage: Path, pages: list[Path], written: dict[str, str]) -> list[An
 
 
 def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
-    """The primer, the ladder, the docs, the rooms; a stage's code, exercises and notes stand below its writeup."""
+    """The primer, the ladder, the bug hunt, the docs, the rooms, the project; a stage's code, exercises and notes stand
+    below its writeup."""
     ladder: list[Any] = []
-    first, docs, rooms = [], [], []
+    first, docs, rooms, project, hunt = [], [], [], [], []
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         if name == FIRST:
             first.append({title(path): name})
         elif path.parent == ROOT / "docs":
             docs.append({title(path): name})
+        elif name == BUG_HUNT:
+            hunt.append({title(path): name})
         elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
+        elif name in PROJECT:
+            project.append({title(path): name})
         elif path.parent.parent == ROOT:
             ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]
-    files = sorted(name for name in made if not name.endswith("/code.md"))
-    nav: list[Any] = [{"Start": "README.md"}, *first, {"The ladder": ladder}]
-    nav += [{"Beside the ladder": docs}] if docs else []
-    nav += [{"The rooms": rooms}] if rooms else []
+    files = sorted(name for name in made if not name.endswith("/code.md") and not name.startswith(f"{TRACES}/"))
+    nav: list[Any] = [{"Start": "README.md"}, *first, {"Lessons 01 to 08": ladder}, *hunt]
+    nav += [{"Step through the kernels": f"{TRACES}/README.md"}] if f"{TRACES}/README.md" in written else []
+    nav += [{"Method, numerics, teaching": docs}] if docs else []
+    nav += [{"How the code is built": rooms}] if rooms else []
+    nav += [{"The project": project}] if project else []
     if files:
         nav.append({"Source files": [{posixpath.splitext(name)[0].removesuffix("-file"): name} for name in files]})
     return nav
 
 
+def traces_page() -> str:
+    """The pictures of all stages, each of which leads to its page."""
+    lines = [
+        "# Step through the kernels", "",
+        "One block of a real run on the CPU layer, access by access: which lanes are active, which addresses they "
+        "touch, and what that costs. A picture leads to its page: before a stage's one change and after, side by side. "
+        "`./worklog trace` makes such a page of any kernel, row and shape.", "",
+    ]
+    for stage, pair in traces.TRACES.items():
+        name = title(ROOT / stage / "README.md")
+        lines += [
+            f"## {name}", "",
+            f"[![{' and '.join(traced.label for traced in pair)}, step by step]"
+            f"(../{stage}/{traces.FOLDER}/{traces.PICTURE})]({traces.pair_page(stage)})", "",
+            f"[The lesson](../{stage}/README.md) · [{pair[-1].label} alone]({traces.own_page(stage)})", "",
+        ]
+    return "\n".join(lines)
+
+
+def exercises() -> list[str]:
+    """The numbers of all exercises, as their pages list them: 02.1."""
+    texts = [path.read_text(encoding="utf-8")
+             for path in (*sorted(ROOT.glob("[0-9][0-9]_*/exercise/README.md")), ROOT / BUG_HUNT) if path.is_file()]
+    return list(dict.fromkeys(number for text in texts for number in EXERCISE.findall(text)))
+
+
 def build() -> None:
     pages = documents()
-    staging = Staging()
+    programs = ROOT / "build/cpu/bin"
+    with_traces = traces.are_there(programs)
+    if not with_traces:
+        print("no pages that step through traces: ./worklog build makes the programs that they need")
+    staging = Staging(with_traces)
     for path in pages:
         staging.add(path)
     for stage in stage_folders(ROOT):
         if f"{stage}/README.md" in staging.written:
             staging.written[f"{stage}/code.md"] = stage_code(stage)
+    if with_traces:
+        staging.written[f"{TRACES}/README.md"] = traces_page()
+        staging.copied |= {ROOT / stage / traces.FOLDER / traces.PICTURE for stage in traces.TRACES}
+    teaching = "docs/teaching.md"
+    if teaching in staging.written:
+        shown = "[The slides of this lecture](../slides.html)."
+        staging.written[teaching] = staging.written[teaching].replace(slides.PLAN, f"{slides.PLAN}\n\n{shown}", 1)
     staging.write()
-    shutil.copyfile(ROOT / "common/report/pages.css", SOURCE / "pages.css")
-    config = ROOT / "build/site-mkdocs.yml"
+    if with_traces:
+        for name, text in traces.pages(programs).items():
+            (SOURCE / TRACES / name).write_text(text, encoding="utf-8")
+    (SOURCE / "slides.html").write_text(slides.deck(ROOT), encoding="utf-8")
     report = ROOT / "common/report"
+    shutil.copyfile(report / "pages.css", SOURCE / "pages.css")
+    for name in ("math.woff2", "GUST-FONT-LICENSE.txt"):
+        shutil.copyfile(report / "math_font" / name, SOURCE / name)
+    script = (report / "pages.js").read_text(encoding="utf-8")
+    script = script.replace("@EXERCISES@", json.dumps(exercises())).replace("@LESSONS@", str(len(stage_folders(ROOT))))
+    (SOURCE / "pages.js").write_text(script, encoding="utf-8")
+    config = ROOT / "build/site-mkdocs.yml"
     config.write_text(
         f"INHERIT: {os.path.relpath(report / 'mkdocs.yml', config.parent)}\n"
         f"docs_dir: {SOURCE.name}\nsite_dir: {os.path.relpath(SITE, config.parent)}\n"
@@ -242,7 +309,9 @@ async function look(page, width) {
     if (!image.naturalWidth) say('image not shown: ' + image.getAttribute('src'));
   }
   const text = inside.querySelector('article')?.cloneNode(true);
-  if (!text) say('no article');
+  if (!text) {
+    if (!page.endsWith('.html')) say('no article');  // traces and slides are pages of their own
+  }
   else {
     text.querySelectorAll('pre, code, script, style, annotation').forEach(node => node.remove());
     const raw = text.textContent.match(/\\\\\\(|\\\\\\[|\\$\\$|\\\\(?:frac|sqrt|sum|mu|sigma|cdot)\\b/);
@@ -252,6 +321,9 @@ async function look(page, width) {
   for (const formula of inside.querySelectorAll('math')) {
     if (!formula.getBoundingClientRect().width) { say('formula without size'); break; }
   }
+  const tooWide = [...inside.querySelectorAll('pre > code')].find(code =>
+    code.parentElement.style.getPropertyValue('--columns') <= 120 && code.scrollWidth > code.clientWidth + 1);
+  if (width > 1000 && tooWide) say('code does not fit: ' + tooWide.textContent.trim().slice(0, 60));
   const wide = inside.documentElement.scrollWidth;
   if (wide > width + 1) say(`is ${wide} px wide: it scrolls sideways`);
   found.formulas = (found.formulas || 0) + inside.querySelectorAll('math').length;
@@ -259,7 +331,11 @@ async function look(page, width) {
   frame.remove();
 }
 (async () => {
-  for (const width of widths) for (const page of pages) await look(page, width);
+  // Several at a time: most of a look is waiting.
+  // A source file's page is code alone: on a phone there is nothing more to see.
+  const isSource = page => /\\.\\w+\\/$/.test(page);
+  const jobs = widths.flatMap((width, i) => pages.filter(page => !i || !isSource(page)).map(page => [page, width]));
+  await Promise.all(Array.from({length: 8}, async () => { for (let job; job = jobs.shift();) await look(...job); }));
   const report = {found, formulas: found.formulas, images: found.images};
   await fetch('/inspected', {method: 'POST', body: JSON.stringify(report)});
 })();
@@ -337,12 +413,12 @@ def check() -> int:
         assert process.stderr
         reader = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
         reader.start()
-        arrived = Handler.arrived.wait(timeout=300)
+        arrived = Handler.arrived.wait(timeout=600)
         process.terminate()
         process.wait(timeout=20)
         serving.shutdown()
     if not arrived or not Handler.reported:
-        print("Chromium did not report within five minutes:\n" + "".join(said[-20:]), file=sys.stderr)
+        print("Chromium did not report within ten minutes:\n" + "".join(said[-20:]), file=sys.stderr)
         return 1
     problems = Handler.reported["found"] + outside_addresses()
     complaints = [line for line in said if "CONSOLE" in line and ("rror" in line or "Failed" in line)]

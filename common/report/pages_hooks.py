@@ -1,14 +1,19 @@
-"""What MkDocs calls while it builds the site: headings get GitHub's anchors, formulas become MathML."""
+"""What MkDocs calls while it builds the site: headings get GitHub's anchors, formulas become MathML, code is told how
+wide it is (pages.css makes it fit)."""
 
 from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 
 FORMULA = re.compile(r"<(span|div) class=\"arithmatex\">(?:\\\((.*?)\\\)|\\\[(.*?)\\\])</\1>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+IN_FONT = set((Path(__file__).with_name("math_font") / "characters.txt").read_text(encoding="utf-8"))
+CODE = re.compile(r"<pre([^>]*)>(.*?)</pre>", re.DOTALL)
 
 
 def slug(text: str, separator: str) -> str:
@@ -23,10 +28,18 @@ def on_config(config: Any) -> Any:
 
 def math(match: re.Match[str]) -> str:
     inline, block = match.group(2), match.group(3)
-    if inline is not None:
-        return convert(unescape(inline), display="inline")
-    return convert(unescape(block), display="block")
+    formula = unescape(block if inline is None else inline)
+    made = convert(formula, display="block" if inline is None else "inline")
+    missing = sorted(set(unescape(TAG.sub("", made))) - IN_FONT)
+    if missing:
+        raise ValueError(f"the font for formulas has no {' '.join(missing)}, in: {formula}; see math_font.py")
+    return made
+
+
+def with_columns(match: re.Match[str]) -> str:
+    lines = unescape(TAG.sub("", match.group(2))).split("\n")
+    return f'<pre style="--columns:{max(map(len, lines))}"{match.group(1)}>{match.group(2)}</pre>'
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return FORMULA.sub(math, html)
+    return CODE.sub(with_columns, FORMULA.sub(math, html))

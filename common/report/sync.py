@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills the marked regions of the writeups from the code and the results, or says what has drifted.
 
-    python3 common/report/sync.py                    every README.md and note of the ladder, and docs/*.md
+    python3 common/report/sync.py                    every page of the repository
     python3 common/report/sync.py --check [paths]    writes nothing; exit code 1 where something is not as its source
     python3 common/report/sync.py --check --strict   also where a figure was measured on an earlier version
     python3 common/report/sync.py --why KEY          what has changed since a figure was measured: KEY as in sync:figure
@@ -32,15 +32,16 @@ from results import DEFAULT_GPU, ROOT, ReportError, Repository
 
 OPTIONS = {
     "code": {"file", "snippet"},
-    "figure": {"key", "unit", "counter", "digits", "over", "over_counter", "gpu"},
-    "claim": {"key", "unit", "counter", "over", "over_counter", "above", "below", "gpu"},
+    "figure": {"key", "unit", "counter", "digits", "over", "over_counter", "over_gpu", "gpu"},
+    "claim": {"key", "unit", "counter", "over", "over_counter", "over_gpu", "above", "below", "gpu"},
     "nav": set(),
 }
 
 
 PAGES = (
-    "README.md", "[0-9][0-9]_*/README.md", "[0-9][0-9]_*/notes/*.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md",
-    "common/*/README.md", "common/library/python/README.md", "common/tests/*/README.md",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "[0-9][0-9]_*/README.md",
+    "[0-9][0-9]_*/notes/*.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md",
+    "common/library/python/README.md", "common/tests/*/README.md",
 )
 
 QUIET, BETWEEN = 2.0, 1.0  # seconds: before the first line of progress, and from one to the next

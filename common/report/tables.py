@@ -345,6 +345,48 @@ def ladder_all(place: Place) -> Table:
     return Table(text + caption([what, missing, *source_note(place, sources)], stale), stale)
 
 
+def two_gpus(place: Place) -> Table:
+    """Every variant of the ladder on two GPUs at one shape: how many times as long the second takes."""
+    repository = place.repository
+    other = place.option("other", "h100")
+    wanted = (place.option("operation"), place.option("dtype", "fp32"), place.option("shape"), "cold")
+    sources: dict[str, list[ResultFile]] = {place.gpu: [], other: []}
+    found: dict[str, dict[str, Timing]] = {place.gpu: {}, other: {}}
+    for stage in repository.stages():
+        for gpu in sources:
+            results = repository.stage_results(stage, gpu)
+            here = [t for t in results.timings if (t.operation, t.dtype, t.shape, t.mode) == wanted and t.share_of_copy]
+            if place.chosen("stage"):
+                here = [t for t in here if t.stage in place.chosen("stage")]
+            found[gpu] |= {t.name: t for t in here}
+            sources[gpu] += [results] if here else []
+    first, second = found.values()
+    both = [(t, second[name]) for name, t in first.items() if name in second]
+    if not both:
+        raise ReportError(f"{place.gpu} and {other} have no timing in common of {', '.join(wanted)}")
+    unit, size = time_unit([t for pair in both for t in pair])
+    lines = [
+        [
+            a.stage[:2], f"`{a.variant}`", dagger(significant(a.seconds / size), a.stale),
+            dagger(significant(b.seconds / size), b.stale), f"{b.seconds / a.seconds:.2f}", percent(a.share_of_copy),
+            percent(b.share_of_copy),
+        ]
+        for a, b in both
+    ]
+    copies = [statistics.median(t.copy_seconds for t in column) for column in zip(*both)]
+    lines.append([
+        "", f"*{baseline_of([wanted[0]])}*", *[significant(seconds / size) for seconds in copies],
+        f"{copies[1] / copies[0]:.2f}", "", "",
+    ])
+    names = [gpu.upper() for gpu in sources]
+    head = ["", "kernel", *[f"{name}, {unit}" for name in names], "times as long"]
+    head += [f"share of a {baseline_of([wanted[0]])}, {name}" for name in names]
+    stale = any(t.stale for pair in both for t in pair)
+    what = ", ".join([f"`{wanted[0]}`", wanted[1], wanted[2].replace("x", " x "), wanted[3]])
+    notes = [what, *source_note(place, [*sources[place.gpu], *sources[other]])]
+    return Table(markdown_table(head, lines, 2) + caption(notes, stale), stale)
+
+
 # --- What the kernels take, and what the hardware counted -------------------------------------------------------------
 def launches_table(
     place: Place,
@@ -547,7 +589,8 @@ def verified(place: Place) -> Table:
         tests = f"{package['passed']} passed, {package['skipped']} skipped"
         of_package = f"The Python package's tests with PyTorch, {package['date'][:10]}: {tests}"
     parts = [
-        f"The four tools of compute-sanitizer: errors found. The test suites with kernels: {suites} tests passed",
+        "The four tools of compute-sanitizer: errors found",
+        f"The test suites with kernels: {suites} tests passed" if suites else "",
         of_package,
         f"Not verified yet: {', '.join(missing)}" if missing else "",
         origin,
@@ -708,5 +751,6 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),
+    "two-gpus": (two_gpus, {"gpu", "other", "stage", "operation", "dtype", "shape"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }

@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ TEMPLATE = Path(__file__).with_name("trace_page.html")
 SHAPE = "64x512"  # of a picture: large enough for every kernel to show what it does, small enough to step through
 LINES_AROUND = 12
 MOST_STEPS = 200_000
+WARP = 32
 
 
 def record(program: Path, flags: list[str]) -> dict[str, Any]:
@@ -73,10 +75,12 @@ def page(trace: dict[str, Any], root: Path = ROOT) -> str:
             f"(--shapes {SHAPE})"
         )
     threads = trace["block"][0] * trace["block"][1] * trace["block"][2]
-    for tensor in trace["tensors"]:
-        is_vector = tensor["name"] in ("gamma", "beta", "dgamma", "dbeta")
-        tensor["is_matrix"] = tensor["stride"] == trace["cols"] and not is_vector
+    vectors = ("gamma", "beta", "dgamma", "dbeta")
     data = trace | {
+        "tensors": [
+            tensor | {"is_matrix": tensor["stride"] == trace["cols"] and tensor["name"] not in vectors}
+            for tensor in trace["tensors"]
+        ],
         "sources": sources_of(trace["steps"], root),
         "steps": [shorter(step) for step in trace["steps"]],
         "warps": (threads + 31) // 32,
@@ -85,6 +89,59 @@ def page(trace: dict[str, Any], root: Path = ROOT) -> str:
     # "</" cannot end the script that holds the data.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return TEMPLATE.read_text(encoding="utf-8").replace("@TITLE@", html.escape(title)).replace("@DATA@", text)
+
+
+BESIDE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>@TITLE@</title>
+<style>
+  :root { color-scheme: light dark; }
+  body { margin: 0; height: 100vh; display: flex; flex-direction: column; font: 15px/1.45 system-ui, sans-serif;
+         background: light-dark(#fbfaf7, #14181d); color: light-dark(#1d2733, #e6e8ea); }
+  @media (min-width: 60rem) { body { overflow: hidden; } }
+  header { padding: .6rem 1rem; display: flex; gap: .5rem 1rem; align-items: center; flex-wrap: wrap; }
+  h1 { font-size: 1.15rem; margin: 0; flex: 1 1 24rem; }
+  button { font: inherit; color: inherit; background: light-dark(#fff, #1b2027); border-radius: 6px;
+           border: 1px solid light-dark(#d9d5cc, #343c46); padding: .25rem .7rem; }
+  main { flex: 1; display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); min-height: 0; }
+  iframe { display: block; box-sizing: border-box; width: 100%; height: 100%; border: 0;
+           border-top: 1px solid light-dark(#d9d5cc, #343c46); }
+  iframe + iframe { border-left: 1px solid light-dark(#d9d5cc, #343c46); }
+  @media (max-width: 60rem) {
+    body { height: auto; } main { grid-template-columns: minmax(0, 1fr); } iframe { height: 95vh; } }
+</style>
+</head>
+<body>
+<header><h1>@TITLE@</h1>
+<button data-key="Home">First</button><button data-key="ArrowLeft">Back</button>
+<button data-key="ArrowRight">Next</button><button data-key="PageDown">To the next barrier</button></header>
+<main>@FRAMES@</main>
+<script>
+"use strict";
+// Both go together; each has controls of its own too.
+const send = key => document.querySelectorAll("iframe").forEach(frame => frame.contentWindow.postMessage({ key }, "*"));
+const keys = [...document.querySelectorAll("button")].map(button => button.dataset.key).concat("PageUp", "End");
+document.querySelectorAll("button").forEach(button => button.onclick = () => send(button.dataset.key));
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey || !keys.includes(event.key)) return;
+  event.preventDefault();
+  send(event.key);
+});
+</script>
+</body>
+</html>
+"""
+
+
+def beside(title: str, pages: Sequence[tuple[str, str]]) -> str:
+    """One page of several, side by side, each with its label; it needs no other file."""
+    frames = "".join(
+        f'<iframe title="{html.escape(label)}" srcdoc="{html.escape(text)}"></iframe>' for label, text in pages
+    )
+    return BESIDE.replace("@TITLE@", html.escape(title)).replace("@FRAMES@", frames)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -145,8 +145,8 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
                     ("--rows", "1,132,1000", "--cols", "33,512,1000,1023,4096,16384,50257,65536", "--input", "normal",
                      "--batch-invariant"))
         yield from sweeps_of_rules(program)
-    # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. Of the last variant only, which is
-    # the stage's best: such tensors take a GPU's memory and minutes of a CPU.
+    # More than 2^32 elements, in the smallest type: 32-bit offsets would wrap around. Of the last variant only, which
+    # is the stage's best: such tensors take a GPU's memory and minutes of a CPU.
     dtype = program.dtypes[-1]
     variant = next(v for v, _, d in reversed(program.implementations) if d == dtype)
     operation = next(o for v, o, d in program.implementations if (v, d) == (variant, dtype))

@@ -219,6 +219,23 @@ TEST(Comparison, MissingEpsFails) {
   EXPECT_EQ(comparison.likely_cause, "y: eps is missing");
 }
 
+TEST(Comparison, NanInARowWithoutVarianceHasMoreThanOneCause) {
+  const auto cause_of = [](const ProblemOptions& options, const Mistakes& mistakes) {
+    const Comparison comparison = compared(options, mistakes);
+    EXPECT_FALSE(comparison.passed);
+    return comparison.likely_cause;
+  };
+  const std::string alike = "y: NaN where all values of a row are the same: 0 / 0, as where eps is missing";
+  EXPECT_EQ(cause_of(shaped(20, 1, Input::normal), {.unbiased = true}),
+            "y: NaN in rows of one element: a division by n - 1, or 0 / 0 without eps");
+  EXPECT_EQ(cause_of(shaped(20, 1, Input::normal), {.eps_missing = true}),
+            "y: NaN in rows of one element: a division by n - 1, or 0 / 0 without eps");
+  const std::string constant = cause_of(shaped(20, 512, Input::constant), {.eps_missing = true});
+  EXPECT_TRUE(contains(constant, alike)) << constant;
+  EXPECT_EQ(cause_of(shaped(20, 512, Input::large_mean), {.one_pass = true}),
+            "y: NaN where the mean is large against the deviation: a negative variance, as E[x^2] - E[x]^2 gives it");
+}
+
 TEST(Comparison, ForgottenPartsAreNamed) {
   const std::pair<Mistakes, std::string> cases[] = {
       {{.mean_not_subtracted = true}, "y: the mean is not subtracted"},
@@ -646,6 +663,17 @@ TEST(Comparison, ReportDoesNotDependOnTheNumberOfThreads) {
     EXPECT_TRUE(contains(one_thread, "at row 0, column 0: got 9.5, want ")) << one_thread;
     EXPECT_TRUE(contains(one_thread, "and 423 more")) << one_thread;
   }
+}
+
+TEST(Comparison, OnlyTheOutputsThatAreNamedAreCompared) {
+  const Problem problem(shaped(8, 64));
+  std::vector<HostTensor> results = layer_norm_on_host(problem, {});
+  std::fill(named(results, "mean").bytes.begin(), named(results, "mean").bytes.end(), std::byte{0});
+  EXPECT_FALSE(problem.compare(results).passed);
+  EXPECT_TRUE(problem.compare(results, {.only = {"y", "rstd"}}).passed);
+  const Comparison comparison = problem.compare(results, {.only = {"mean"}});
+  EXPECT_EQ(comparison.compared, 8);
+  EXPECT_EQ(comparison.differing, 8);
 }
 
 TEST(Comparison, CountsAndErrorsArePerOutput) {

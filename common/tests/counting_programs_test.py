@@ -230,6 +230,13 @@ class Predictions(unittest.TestCase):
         self.assertGreater(len(narrow), 60)
         self.assertLess(prediction.median_off(entry.off() for entry in narrow), 0.2)
 
+    def test_how_far_off_it_is_on_a_gpu_that_it_was_not_fitted_on(self) -> None:
+        other = prediction.committed(self.repository, "h100", *prediction.FITTED_ON)
+        self.assertGreater(len(other), 40)
+        self.assertLess(prediction.median_off(entry.off() for entry in other), 0.25)
+        right, pairs = prediction.in_order(other)
+        self.assertGreaterEqual(right / pairs, 0.88)
+
     def test_the_order_of_the_ladder(self) -> None:
         right, pairs = prediction.in_order(self.entries)
         self.assertGreater(pairs, 150)

@@ -118,11 +118,31 @@ TEST_P(Counting, LoopsWithoutABarrierAreMadeRequestsOfIterationByIteration) {
   ASSERT_EQ(kernel.memory.size(), 1u);
   EXPECT_EQ(kernel.memory[0].name, "x");
   EXPECT_EQ(kernel.memory[0].bytes_read, 3 * kernel.memory[0].bytes);
+  EXPECT_EQ(kernel.most_loads_of_thread, 3u * cols);
 }
 
 __global__ void copy_up_to(const float* x, float* y, int count) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < count) y[i] = x[i];
+}
+
+// Thread `busy` of each block reads all; the others wait for it.
+__global__ void one_reads_for_all(const float* x, float* y, unsigned busy, int count) {
+  __shared__ float sum;
+  if (threadIdx.x == busy) {
+    sum = 0.0f;
+    for (int i = 0; i < count; ++i) sum += x[i];
+  }
+  __syncthreads();
+  y[blockIdx.x * blockDim.x + threadIdx.x] = sum + x[threadIdx.x];
+}
+
+TEST_P(Counting, TheLoadsOfTheThreadThatHasMost) {
+  DeviceArray<float> x(100, 1.0f), y(128);
+  KernelCounts kernel = count(one_reads_for_all, {.grid = 2, .block = 64}, x, y, 40u, 100);
+  EXPECT_EQ(kernel.most_loads_of_thread, 101u);  // of one block: another block's threads are others
+  kernel = count(copy_up_to, {.grid = 2, .block = 64}, x, y, 100);
+  EXPECT_EQ(kernel.most_loads_of_thread, 1u);  // of the launch before nothing is left
 }
 
 TEST_P(Counting, OnlyActiveLanesCount) {

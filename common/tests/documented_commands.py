@@ -43,11 +43,15 @@ LEFT_OUT = {
     "./worklog exercise watch": "it checks whenever a file is saved, until it is stopped",
     "common/tests/sanitize.sh": "it needs compute-sanitizer and a GPU",
     "pip install": "it changes the machine's Python",
+    "pip wheel": "the package's tests make a wheel offline",
+    "auditwheel ": "it needs auditwheel",
     "python make_fixtures.py": "it needs PyTorch",
     "python -m normworklog": "likewise",
     "python common/library/python/": "likewise",
     "python3 common/report/peers/": "it needs PyTorch and a GPU",
     ".ci/run": "it is what runs this",
+    "common/tests/aarch64.sh": "it installs a cross compiler, and emulated tests take minutes",
+    "docker ": "it needs Docker",
     "git ": "it changes the checkout",
 }
 NEED_GPU = (

@@ -83,6 +83,7 @@ class Everything(unittest.TestCase):
         for each in ALL:
             with self.subTest(each.id):
                 self.assertTrue(each.hints(), "hints.md has no hint")
+                self.assertTrue(each.is_bug or each.drawn, "no second shape is drawn")
                 self.assertIn(each.difficulty, (1, 2, 3))
                 self.assertIn(f'Program program("{each.id}"', each.main.read_text())
                 self.assertEqual(each.skeleton.read_text().count("\t"), 0)
@@ -193,7 +194,7 @@ class NotOnTheCpu(unittest.TestCase):
             ("extern __shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
             ("extern __align__(16)\n__shared__ float tile[];", "k.cuh:1: an extern __shared__ array"),
             ('asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));', "k.cuh:1: inline PTX (asm)"),
-            ("\n#include <cub/cub.cuh>", "k.cuh:2: CUB"),
+            ("\n#include <cub/block/block_scan.cuh>", "k.cuh:2: CUB"),
             ("# include <cuda/std/array>", "k.cuh:1: libcu++"),
             ("#include <mma.h>", "k.cuh:1: WMMA"),
             ("float x = tex2D<float>(t, 1, 2);", "k.cuh:1: textures and surfaces"),
@@ -380,6 +381,29 @@ class Commands(unittest.TestCase):
         self.assertIn("02.2 ", self.call("start", "02"))
         self.assertIn("02.2 ", self.call("hint", "02"))
 
+    def test_check_says_what_grade_would_refuse(self) -> None:
+        self.call("start", "2.1")
+        self.mine.write_text(
+            Teacher.EXERCISE.solution().replace("  if (p.rows == 0) return;", "  std::system(nullptr);")
+            .replace("#pragma once", "#pragma once\n#include <cstdlib>")
+        )
+        text = self.call("check", "2.1", code=1)
+        self.assertRegex(text, r"\./worklog grade would refuse it, and not run it\.\n(.*\n)* +line \d+: .*system")
+        hidden = "  namespace s = std;\n  s::system(nullptr);"  # from who reads the text
+        self.mine.write_text(Teacher.EXERCISE.solution().replace("  if (p.rows == 0) return;", hidden))
+        text = self.call("check", "2.1", code=1)
+        self.assertRegex(text, r"\./worklog grade would refuse it, and not run it\.\n(.*\n)* +.*needs system, which")
+        self.assertIn("Not solved yet.", text)
+
+    def test_a_reader_who_stops_reading_ends_it_without_a_traceback(self) -> None:
+        command = self.command("list")
+        for words in (command, [word for word in command if word != "-u"]):  # line by line, and all at the end
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGPIPE, ""))
+
     def test_watch_checks_whenever_the_file_is_saved(self) -> None:
         self.call("start", "02.1")
         with subprocess.Popen(
@@ -477,6 +501,50 @@ class Speed(unittest.TestCase):
         self.assertRegex(problem.text if problem else "", "times no layernorm_forward fp16 65536 1024")
 
 
+class Drawing(unittest.TestCase):
+    """The second shape that is counted, and the bounds there."""
+
+    def test_a_seed_draws_one_shape_and_others_draw_others(self) -> None:
+        for each in LADDER:
+            assert each.counted is not None and each.drawn is not None
+            drawn = {each.counted_flags(seed) for seed in range(20)}
+            self.assertGreater(len(drawn), 10, each.id)
+            self.assertEqual(each.counted_flags(7), each.counted_flags(7))
+            known = re.search(r"(\d+)x(\d+)", each.counted)
+            assert known is not None
+            for flags in drawn:
+                shapes = re.findall(r"(\d+)x(\d+)", flags)
+                self.assertEqual(shapes[0], known.groups(), flags)
+                rows, cols = map(int, shapes[1])
+                self.assertNotEqual(rows, int(known[1]))
+                self.assertNotEqual(cols, int(known[2]))
+                for side, value in (("rows", rows), ("cols", cols)):
+                    first, last, step = each.drawn[side]
+                    self.assertIn(value, range(first, last + 1, step))
+                self.assertEqual(flags.replace(f",{rows}x{cols}", ""), each.counted)
+
+    def test_bounds_are_formulas(self) -> None:
+        for bound, figure in ((3, 3), ("rows", 8), ("5 * (cols / 128 + 1)", 45), ("(rows + 255) // 256 - 1", 0)):
+            self.assertEqual(exercises.figure_of(bound, 8, 1024), figure)
+        for bound in ("min(rows, 2)", "rows +", "x", "__import__('os')", "'a' * 3", "rows ** 9"):
+            with self.assertRaises(ValueError):
+                exercises.figure_of(bound, 8, 1024)
+
+    def test_a_goal_is_told_where_it_is_missed(self) -> None:
+        each = Teacher.EXERCISE
+        kernel = {"grid": [8, 1, 1], "block": [256, 1, 1], "memory": [], "most_loads_of_thread": 30, "counts": {}}
+        entries = [{"rows": rows, "cols": cols, "kernels": [kernel]} for rows, cols in ((8, 1024), (9, 520))]
+        found = judging.judge_goals(each, entries, each.solution())
+        busiest = next(result for result in found if result.goal.count == "loads_of_busiest_thread")
+        self.assertFalse(busiest.met)
+        self.assertRegex(busiest.text(), r"most of them at 9 x 520: 30 \(at most 25\.3125 wanted\)")
+
+    def test_doubles_are_counted_in_the_source(self) -> None:
+        for text, count in (("float a = 1.0f;", 0), ("double a = 1.0;", 2), ("a = .5e3 + 1e-5; // double 1.0", 2),
+                            ("a = 1 + 0x10 + 1.5F + 2.0f;", 0), ("static_cast<double>(x)", 1)):
+            self.assertEqual(judging.doubles_in(text), count, text)
+
+
 class Loading(unittest.TestCase):
     def test_a_wrong_exercise_json_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as name:
@@ -484,7 +552,10 @@ class Loading(unittest.TestCase):
             folder = root / "02_x/exercise/1_y"
             folder.mkdir(parents=True)
             data = json.loads((Teacher.EXERCISE.folder / "exercise.json").read_text())
+            wrong_goal = {"count": "blocks", "at_most": "max(rows, 1)", "because": ""}
             for change, sentence in (
+                ({"goals": [wrong_goal]}, r"'max\(rows, 1\)' is no formula of rows and cols"),
+                ({"drawn": {"rows": [1, 2, 1]}}, "'drawn' has rows and cols"),
                 ({"title": 1}, "'title' is missing, or not of its type"),
                 ({"color": "red"}, "unknown keys: color"),
                 ({"reason": {}}, "'reason' belongs"),

@@ -181,8 +181,8 @@ LOOPS_AND_CRASHES = {
     "throws": (host("  throw 1;"), {"crashed", "ended early", "wrong"}),
     "takes_all_memory": (
         host(
-            "  for (int i = 0; i < 1 << 20; ++i) {\n    char* more = new char[1 << 24];\n    for (int j = 0; j < 1 << "
-            "24; j += 64) more[j] = 1;\n  }"
+            "  for (int i = 0; i < 1 << 20; ++i) {\n    volatile char* more = new char[1 << 24];\n"
+            "    for (int j = 0; j < 1 << 24; j += 4096) more[j] = 1;\n  }"
         ),
         {"stopped", "crashed", "ended early", "wrong"},
     ),
@@ -270,6 +270,9 @@ ATTACKS = {
     "includes_the_stage": f'#include "{EXERCISE.stage}/kernels.cuh"\nusing worklog::shared_reduction::two_pass;\n',
 }
 ATTACKS_OF_INTEREST = [name for name in ATTACKS if name not in ("includes_the_stage",)]
+# Small pieces of code, each with what it tries and what must come of it, put into a kernel whose every result is wrong:
+# a point for any of them would be one that nobody has earned.
+HOSTILE = Path(__file__).with_name("hostile")
 FILES = {"is_a_link": {"refused"}, "is_a_pipe": {"refused"}, "is_binary": {"refused"}, "is_huge": {"refused"}}
 
 
@@ -278,6 +281,20 @@ def expected() -> dict[str, set[str]]:
         name: verdicts for group in (HONEST, WRONG, LOOPS_AND_CRASHES) for name, (_, verdicts) in group.items()
     }
     return all_of_them | {name: {"refused"} for name in ATTACKS} | FILES
+
+
+def hostile_source(where: str, code: str) -> str:
+    """A submission with this code at a place of the exercise's skeleton."""
+    skeleton = EXERCISE.skeleton.read_text(encoding="utf-8")
+    task = "  // needs a barrier between the two.\n"
+    pairs = {
+        "top": ("", ""), "launcher": (LAUNCHER, code + LAUNCHER), "instead": (LAUNCHER, code),
+        "end": (END, code + END), "after": (END, END + "\n" + code), "kernel": (task, task + code),
+    }
+    for old, new in ((" * rstd * gamma + beta;", " * rstd * gamma + beta + 1.0e30f;"), pairs[where]):
+        assert old == "" or skeleton.count(old) == 1, old
+        skeleton = skeleton.replace(old, new) if old else skeleton
+    return code + skeleton if where == "top" else skeleton
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -319,11 +336,13 @@ def rows_of(out: Path) -> dict[str, dict[str, str]]:
         return {row["student"]: row for row in csv.DictReader(file)}
 
 
-def processes_of_slots() -> list[int]:
+def processes_of_slots(out: Path) -> list[int]:
+    """What is left of a grading, by the user ids that it had. As an ordinary user it had none of its own."""
+    users = json.loads((out / "grading.json").read_text(encoding="utf-8"))["users"]
     found = []
     for pid in isolation.processes():
         try:
-            if os.stat(f"/proc/{pid}").st_uid in isolation.USERS and isolation.is_alive(pid):
+            if os.stat(f"/proc/{pid}").st_uid in range(*users or (0,)) and isolation.is_alive(pid):
                 found.append(pid)
         except OSError:
             pass
@@ -444,8 +463,7 @@ class WithoutVetting(unittest.TestCase):
                     report = (folder.with_name("class-graded") / f"{name}.md").read_text(encoding="utf-8")
                     self.assertNotIn(SECRET, report)
                     self.assertNotIn("root:", report)
-            if os.geteuid() == 0:
-                self.assertEqual(processes_of_slots(), [])
+            self.assertEqual(processes_of_slots(folder.with_name("class-graded")), [])
 
     def test_in_the_strongest_isolation(self) -> None:
         self.grade_attackers(ATTACKS_OF_INTEREST)
@@ -456,6 +474,109 @@ class WithoutVetting(unittest.TestCase):
         self.grade_attackers(
             ["kills_the_others", "forks_a_bomb", "leaves_a_child", "reads_the_others"], "--isolation", "limits"
         )
+
+
+class Hostile(unittest.TestCase):
+    """The corpus in hostile/: none gets a point, none harms the one beside it."""
+
+    def grade(self, table: list[dict[str, str]], *flags: str) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "class"
+            for each in table:
+                code = (HOSTILE / each["file"]).read_text(encoding="utf-8")
+                write(folder, Path(each["file"]).stem, hostile_source(each["where"], code))
+            write(folder, "right", SOLUTION + f"// {SECRET}\n")
+            before = {path: path.read_bytes() for path in folder.rglob("*.cuh")}
+            done = run_grade(folder, "--jobs", "2", *flags)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            out = folder.with_name("class-graded")
+            rows = rows_of(out)
+            self.assertEqual((rows["right"]["verdict"], rows["right"]["points"]), ("solved", "100"))
+            self.assertEqual({path: path.read_bytes() for path in folder.rglob("*.cuh")}, before)
+            for each in table:
+                name = Path(each["file"]).stem
+                with self.subTest(name, tries=each["tries"]):
+                    report = (out / f"{name}.md").read_text(encoding="utf-8")
+                    self.assertEqual(rows[name]["points"], "0", report)
+                    self.assertIn(rows[name]["verdict"], each["verdict"].split("|"), report)
+                    if each["says"]:
+                        self.assertRegex(report, each["says"])
+                    self.assertNotIn(SECRET, report)
+            self.assertEqual(processes_of_slots(out), [])
+
+    def table(self) -> list[dict[str, str]]:
+        table = json.loads((HOSTILE / "table.json").read_text(encoding="utf-8"))
+        self.assertEqual({each["file"] for each in table}, {path.name for path in HOSTILE.glob("*.txt")})
+        return table
+
+    def test_in_the_strongest_isolation(self) -> None:
+        table = self.table()
+        self.assertGreaterEqual(len(table), 40)
+        self.grade(table)
+
+    def test_with_limits_alone(self) -> None:
+        """Of those that are run at all: what is refused is so without any isolation."""
+        not_run = ("refused", "does not compile")
+        self.grade([each for each in self.table() if each["verdict"] not in not_run], "--isolation", "limits")
+
+
+class Folders(unittest.TestCase):
+    """What students' folders can look like. The submissions are skeletons: nothing is compiled for them."""
+
+    def test_every_student_has_a_line(self) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "class"
+            skeleton = EXERCISE.skeleton.read_text(encoding="utf-8")
+            inside = EXERCISE.mine.relative_to(ROOT / "my")
+            for name in ("a b", "a_b", "grades", "=1+1", "two\nlines", "right"):
+                write(folder, name, skeleton)
+            write(folder, "other_place", skeleton)
+            (folder / "other_place" / inside).rename(folder / "other_place/kernels_02.1.cuh")
+            (folder / "is_a_folder" / inside).mkdir(parents=True)
+            (folder / "is_empty").mkdir()
+            (folder / "handed_in.zip").write_bytes(b"PK")
+            (folder / "is_a_link").symlink_to(folder / "right")
+            (folder / "of_another_exercise/01_naive/1_warmup").mkdir(parents=True)
+            (folder / "has_too_many").mkdir()
+            for i in range(grade.MOST_ENTRIES + 10):
+                (folder / "has_too_many" / str(i)).touch()
+            (folder / "is_deep").mkdir()
+            here = os.open(folder / "is_deep", os.O_RDONLY)
+            for _ in range(1200):  # longer than any path can be
+                os.mkdir("nested", dir_fd=here)
+                below = os.open("nested", os.O_RDONLY, dir_fd=here)
+                os.close(here)
+                here = below
+            os.close(here)
+            done = run_grade(folder)
+            again = run_grade(folder, "--again")
+            out = folder.with_name("class-graded")
+            rows = rows_of(out)
+            lines = (out / "grades.csv").read_text(encoding="utf-8").splitlines()
+            subprocess.run(["rm", "-rf", str(folder / "is_deep")], check=True)
+        self.assertEqual((done.returncode, again.returncode), (0, 0), done.stdout + done.stderr + again.stderr)
+        verdicts = {
+            "a b": "not begun", "a_b": "not begun", "grades": "not begun", "'=1+1": "not begun",
+            "two lines": "not begun", "right": "not begun", "other_place": "not found", "is_a_folder": "refused",
+            "is_empty": "not found",
+            "handed_in.zip": "not found", "is_a_link": "not found", "of_another_exercise": "not found",
+            "has_too_many": "not found", "is_deep": "not found",
+        }
+        self.assertEqual({name: row["verdict"] for name, row in rows.items()}, verdicts)
+        self.assertEqual(len(lines), len(verdicts) + 1)
+        self.assertTrue(all(row["points"] == "0" for row in rows.values()))
+        for name, words in {
+            "other_place": "kernels_02.1.cuh lies where no exercise looks", "is_a_folder": "is no file",
+            "is_deep": "deep in each other", "has_too_many": "more than", "handed_in.zip": "a folder for each student",
+            "is_empty": "there is no 02_shared_reduction",
+        }.items():
+            self.assertIn(words, rows[name]["reason"])
+
+    def test_two_graders_take_different_users(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("an ordinary user's programs have that user's id")
+        first, second = isolation.Sandbox("limits"), isolation.Sandbox("limits")
+        self.assertTrue(set(range(*first.users)).isdisjoint(range(*second.users)))
 
 
 class Stopped(unittest.TestCase):
@@ -541,24 +662,51 @@ class VettingRules(unittest.TestCase):
             "inline void f() { ::system(\"ls\"); }", "inline void f() { auto g = &system; }",
             "inline int f() { return fork(); }", "inline void f() { asm(\"nop\"); }",
             "__attribute__((constructor)) inline void f() {}", "[[gnu::constructor]] inline void f() {}",
-            "inline void f() { std::ofstream file; }", "using namespace std;", "extern int other;",
+            "inline void f() { std::ofstream file; }", "extern int other;", "inline void f() { namespace s = std; }",
             "inline void f() { worklog::launch_observer = nullptr; }", "inline void f() { simt::start_counting(); }",
             "template <> struct Binding<int> {};", "inline void f() { __builtin_trap(); }", "_Pragma(\"GCC poison x\")",
             "inline void f() { (void)sizeof(std::system(\"x\")); }", "namespace w = worklog;",
             "inline void f() { cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToHost); }",
-            "inline const char* f() { return R\"(x)\"; }", "inline int \\\n f();",
+            "inline const char* f() { return R\"(x)\"; }", "inline void f() { ex\\\nit(0); }",
             "int a = 1'0; inline void f() { exit(0); } int b = 1'0;", "inline void f() { return ::exit(0); }",
-            "%:define x y", "/* */ # define x y\n", "inline const char* f() { return __FILE__; }",
+            "inline void f() { do ::exit(0); while (false); }", "%:define x y", "#define x(y) #y", "#define x(y) y##y",
+            "#define two_pass x", "#define return", "#undef __restrict__", "#define call ::system",
+            "inline void f() { printf(\"here\"); }", "inline const char* f() { return __FILE__; }",
         ]
         for code in inside:
             with self.subTest(code):
                 self.assertNotEqual(self.vetting.reasons(changed((END, code + "\n" + END)).encode()), [])
         for code in (
-            "int at_the_top;", "namespace worklog { }", "namespace std { }", 'extern "C" void exit(int);', "#define x",
-            "#if 1\n#endif", "#include <fstream>", "import std;",
+            "namespace std { }", "namespace simt::detail { }", 'extern "C" void exit(int);',
+            "#if __has_include(<x>)",
+            "#ifdef __SANITIZE_THREAD__", "#include <fstream>", "import std;", "#line 7",
         ):
             with self.subTest(code):
                 self.assertNotEqual(self.vetting.reasons((SOLUTION + code + "\n").encode()), [])
+
+    def test_what_students_write_is_not_refused(self) -> None:
+        inside = [
+            "#define TILE 256\ninline constexpr int tile = TILE;", "#define CEIL_DIV(a, b) (((a) + (b)-1) / (b))",
+            "#ifndef WARP\n#define WARP 32\n#endif", "inline void f(float* __restrict__ y) { y[0] = std::sqrt(y[1]); }",
+            "inline float f(float read) { const float write = read * 2; return write; }", "using namespace std;",
+            "// a comment that ends in \\\n// another", "inline auto f = [](auto a) { return std::max(a, a); };",
+            "#define LONG(a) \\\n  ((a) + 1)",
+            "inline int f() { const auto time = [](int n) { return n; }; return time(1); }",
+            "inline float f(float x) { return ::sqrtf(x); }", "#pragma unroll 4",
+            "inline float f(float x) { using std::abs; return abs(x); }", "#undef TILE", "struct Pair { float a, b; };",
+            "namespace detail { inline int one() { return 1; } }",
+        ]
+        for code in inside:
+            with self.subTest(code):
+                self.assertEqual(self.vetting.reasons(changed((END, code + "\n" + END)).encode()), [])
+        for code in (
+            "\ufeff" + SOLUTION, SOLUTION.replace("\n", "\r\n"),
+            "#include <cassert>\n__device__ inline float one() { return 1.0f; }\n" + SOLUTION,
+            SOLUTION + "namespace worklog {\ninline int mine() { return 1; }\n}\n",
+            "#ifndef KERNELS_CUH\n#define KERNELS_CUH\n" + SOLUTION + "#endif\n",
+        ):
+            with self.subTest(code[:60]):
+                self.assertEqual(self.vetting.reasons(code.encode()), [])
 
     def test_what_a_program_counts_must_be_possible(self) -> None:
         memory = [{"name": "x", "bytes": 64, "bytes_read": 64}]
@@ -579,7 +727,43 @@ class VettingRules(unittest.TestCase):
 
     def test_cells_are_no_formulas(self) -> None:
         self.assertEqual(grade.cell("=SUM(A1)\n,x"), "'=SUM(A1) ,x")
-        self.assertEqual(grade.file_name("../../etc/x y"), "_.._etc_x_y")
+        self.assertRegex(grade.file_name("../../etc/x y"), r"^_\.\._etc_x_y-[0-9a-f]{8}$")
+
+    def test_files_of_different_students_have_different_names(self) -> None:
+        names = ["a b", "a_b", "a-b", "a\nb", "a/b", ".a_b", "a" * 300, "a" * 301, "ä b", "ada"]
+        names += [grade.file_name(name) for name in names]
+        self.assertEqual(len({grade.file_name(name) for name in set(names)}), len(set(names)))
+        self.assertEqual(grade.file_name("ada"), "ada")
+
+
+class Timing(unittest.TestCase):
+    """As far as it goes without a GPU: what is timed is what was graded and vetted, and it runs in the sandbox."""
+
+    def test_only_what_was_graded_and_vetted_is_run(self) -> None:
+        sandbox = isolation.Sandbox()
+        if not sandbox.way.has_namespaces:
+            self.skipTest("bubblewrap cannot be used here")
+        with tempfile.TemporaryDirectory(prefix="worklog-grade-") as temporary:
+            work = Path(temporary)
+            work.chmod(0o711)
+            toolchain = Toolchain(ROOT, BUILD)
+            grader = grade.Grader(toolchain, sandbox, work, work / "out", 1, 60, 2048 * isolation.MEBIBYTE)
+            timing = grade.Timing(toolchain, grader)
+            program, against = timing.build(EXERCISE, SOLUTION.encode(), work / "right")
+            self.assertIsNotNone(program, against)
+            times, against = timing.take(EXERCISE, program, work / "right")
+            self.assertEqual(times, {})
+            self.assertIn("--time needs a GPU", against)  # so the program has run
+            reads_a_file = host('  std::locale loaded("../../x");').encode()
+            program, against = timing.build(EXERCISE, reads_a_file, work / "hostile")
+            self.assertIsNone(program)
+            self.assertIn("std::locale", against)
+            path = work / exercises.SOURCE
+            path.write_bytes(reads_a_file)
+            result = grade.Grade("ada", EXERCISE.id, "", "", "the-hash-of-another-file", verdict="solved")
+            with self.assertRaisesRegex(exercises.ExerciseError, "has changed since it was graded"):
+                timing.of(grade.Submission("ada", EXERCISE, path), result)
+        self.assertIsNone(result.share)
 
 
 # Run by an interpreter of its own, so that it can be another user's.

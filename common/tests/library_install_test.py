@@ -7,6 +7,7 @@ that uses the library would need as well.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import unittest
 from pathlib import Path
 
 BUILD, CMAKE, C_COMPILER, SANITIZED = sys.argv[1:]
+CMAKE_LISTS = Path(__file__).resolve().parents[2] / "CMakeLists.txt"
+VERSION = re.search(r"project\(norm_worklog VERSION (\S+)", CMAKE_LISTS.read_text(encoding="utf-8"))[1]
 
 PROGRAM = """
 #include <norm_worklog.h>
@@ -24,7 +27,7 @@ int main(void) { return printf("%s %d", nw_version(), nw_kernel_count() > 0) < 0
 PROJECT = """
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C)
-find_package(normworklog 0.1 REQUIRED)
+find_package(normworklog SERIES REQUIRED)
 add_executable(user user.c)
 target_link_libraries(user PRIVATE normworklog)
 """
@@ -54,7 +57,7 @@ class Installed(unittest.TestCase):
         cls.prefix = cls.folder / "installed"
         run(CMAKE, "--install", BUILD, "--prefix", cls.prefix, "--component", "normworklog")
         (cls.folder / "user.c").write_text(PROGRAM)
-        (cls.folder / "CMakeLists.txt").write_text(PROJECT)
+        (cls.folder / "CMakeLists.txt").write_text(PROJECT.replace("SERIES", VERSION.rpartition(".")[0]))
 
     def libraries(self) -> Path:
         found = list(self.prefix.rglob("libnormworklog.so"))
@@ -62,7 +65,7 @@ class Installed(unittest.TestCase):
         return found[0].parent
 
     def expect_runs(self, program: Path) -> None:
-        self.assertEqual(run(program, environment={"LD_LIBRARY_PATH": str(self.libraries())}), "0.1.0 1")
+        self.assertEqual(run(program, environment={"LD_LIBRARY_PATH": str(self.libraries())}), f"{VERSION} 1")
 
     def test_holds_the_header_and_nothing_of_the_sources(self) -> None:
         headers = [path.name for path in self.prefix.rglob("*.h*")]

@@ -5,7 +5,8 @@ say, and does the page agree with the exercises and the grader?
     python3 common/tests/notebook_test.py [BUILD]
 
 The cells run as they are, in order, in a process of their own, as on a machine without a GPU: those that install and
-build are told of a machine where all is there. With WORKLOG_WHOLE_NOTEBOOK=1 nothing is left out, and it takes minutes.
+build are told of a machine where all is there, and the targets are looked for in BUILD. With WORKLOG_WHOLE_NOTEBOOK=1
+nothing is left out, and it takes minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import exercises  # noqa: E402
 import grade  # noqa: E402
 
 NOTEBOOK = ROOT / "docs/colab.ipynb"
+BUILD = Path(sys.argv.pop(1)) if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir() else None
 WHOLE = os.environ.get("WORKLOG_WHOLE_NOTEBOOK") == "1"
 
 
@@ -79,6 +81,18 @@ class Notebook(unittest.TestCase):
                 self.assertRegex(help_text, rf"(?m)^  {verb}\b")
         for stage in re.findall(r'"(\d\d_\w+)"', source("build")):
             self.assertTrue((ROOT / stage / "main.cu").is_file())
+
+    @unittest.skipUnless(BUILD, "no build folder was named, whose targets could be asked for")
+    def test_the_build_has_its_targets(self) -> None:
+        told = 'def sh(command):\n    print("$", command)\n'
+        done = run_cells(["gpu", "build"], ROOT / "docs", told, path="/usr/bin:/bin")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        targets = re.search(r"\$ cmake --build .* --target (.*)", done.stdout)
+        assert targets, done.stdout
+        asked = subprocess.run(
+            ["ninja", "-C", str(BUILD), "-t", "query", *targets[1].split()], capture_output=True, text=True, check=False
+        )
+        self.assertEqual(asked.returncode, 0, asked.stdout + asked.stderr)
 
     def test_it_clones_where_there_is_no_checkout(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -40,10 +40,12 @@ import grid
 import lessons
 import machine_drawings
 import markdown
+import offset_error
 import pages
 import prose
 import redraw
 import results
+import slides
 import source_hash
 import sync
 import tables
@@ -206,11 +208,13 @@ class Playground(unittest.TestCase):
         self.assertIn(old, text)
         self.write(name, text.replace(old, new, 1))
 
-    def results(self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None) -> None:
-        context = {"gpu": "h200", "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
+    def results(
+        self, stage: str, benchmarks: list[dict], checks: list[dict] | None = None, gpu: str = "h200"
+    ) -> None:
+        context = {"gpu": gpu, "device": "Invented GPU", "commit": "0123456789abcdef", "date": "2026-11-21T01:02:03",
                    "source_hash": source_hash.source_hash(stage, self.root), "caches": []}
         document = {"context": context, "benchmarks": benchmarks, "checks": checks or []}
-        self.write(f"{stage}/results/h200.json", json.dumps(document))
+        self.write(f"{stage}/results/{gpu}.json", json.dumps(document))
 
     def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, REPORT / name, "--root", self.root, *arguments]
@@ -1079,6 +1083,25 @@ class Tables(Playground):
         self.results("02_tree", timings[2:])
         self.assertIn("no number of rows", self.refused("<!-- sync:table models stage=02_tree variant=fused -->"))
 
+    def test_two_gpus(self) -> None:
+        wanted = "two-gpus operation=layernorm_forward shape=1024x1024 stage=01_naive"
+        self.assertIn("there is no 01_naive/results/h100.json", self.refused(f"<!-- sync:table {wanted} -->"))
+        slower = [
+            benchmark("01_naive", "plain", 2388.6, share=0.0141),
+            benchmark("01_naive", "small", 1410.0, share=0.02),
+        ]
+        self.results("01_naive", slower, gpu="h100")
+        self.results("02_tree", [benchmark("02_tree", "best", 1.0, share=0.9)], gpu="h100")
+        self.results("03_later", [])
+        self.results("03_later", [], gpu="h100")
+        lines = self.table(wanted)
+        self.assertIn("| H200, ms | H100, ms | times as long |", lines[0])
+        self.assertEqual(lines[2], "| 01 | `plain` | 2.39 | 2.39 | 1.00 | 1.0 % | 1.4 % |")
+        self.assertEqual(lines[3], "| 01 | `small` | 1.00 | 1.41 | 1.41 | 2.0 % | 2.0 % |")
+        self.assertEqual(len([line for line in lines if line.startswith("|")]), 5)  # and the copy
+        key = "key=01_naive/small/layernorm_forward/fp32/1024x1024/cold"
+        self.assertEqual(self.filled(f"<!-- sync:figure {key} gpu=h100 over_gpu=h200 unit=x -->"), "1.41x")
+
     def test_ladder_all(self) -> None:
         lines = self.table("ladder-all")
         self.assertIn("[01 · One thread per row](../01_naive/README.md) | `small` | 1000 |", lines[2])
@@ -1108,7 +1131,7 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, predictions, verified, compare, family, models, tutorial, ladder-all",
+            "counting, predictions, verified, compare, family, models, tutorial, two-gpus, ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
@@ -1412,6 +1435,31 @@ class Redraw(Playground):
 
 
 @unittest.skipUnless(PLOTTER, NO_PLOTTER)
+class OffsetError(unittest.TestCase):
+    def test_merges_as_chan_does(self) -> None:
+        threads = []
+        for values in ((2.0, 4.0), (4.0, 6.0), (1.0, 3.0), (8.0, 8.0)):
+            moments: offset_error.Moments = (0.0, 0.0, 0.0)
+            for value in values:
+                moments = offset_error.add_value(moments, value)
+            threads.append(moments)
+        self.assertEqual(threads, [(2.0, 3.0, 2.0), (2.0, 5.0, 2.0), (2.0, 2.0, 2.0), (2.0, 8.0, 0.0)])
+        self.assertEqual(offset_error.tree(threads, offset_error.merge), (8.0, 4.5, 48.0))
+
+    def test_a_mean_in_two_floats_loses_nothing(self) -> None:
+        row = offset_error.rows_of(10000.0)[0]
+        errors = {way: offset_error.error_of(row, statistics(row)) for way, statistics in offset_error.WAYS.items()}
+        self.assertLess(errors["split_mean"], 1e-6)
+        for way in ("two_pass", "welford"):
+            self.assertTrue(1e-5 < errors[way] < 1e-2, errors)
+        self.assertGreater(errors["one_pass"], 0.1)
+
+    def test_a_figure_that_is_gone_or_new_differs(self) -> None:
+        one = {"a": {"value": 1.0}}
+        self.assertEqual(offset_error.differing(one, {"a": {"value": 1.001}}), [])
+        self.assertEqual(len(offset_error.differing(one, {"a": {"value": 1.1}, "b": {"value": 2.0}})), 2)
+
+
 class Charts(Playground):
     def setUp(self) -> None:
         super().setUp()
@@ -1506,6 +1554,75 @@ class Charts(Playground):
             "predicted for a graph: 1.99 at 1, 1.33 at 1024, 1.25 at 65536; a launch costs a trip at 510 rows",
             described,
         )
+
+    def test_the_ladder_on_a_large_tensor(self) -> None:
+        self.charts()
+        self.assertNotIn("docs/charts/ladder_large_h200.svg", self.svgs())
+        for stage, share in (("01_naive", 0.1), ("02_tree", 0.9)):
+            self.results(stage, [
+                benchmark(stage, "one", 400.0, shape="131072x1024", share=share),
+                benchmark(stage, "two", 500.0, shape="131072x1024", share=share / 2),
+            ])
+        self.charts()
+        title, described = ElementTree.fromstring(self.read("docs/charts/ladder_large_h200.svg"))[:2]
+        self.assertEqual(title.text, "At 512 MiB: from 10.0 % of a copy's speed in 01 to 90.0 % in 02")
+        self.assertIn("02_tree two 500 microseconds, 45.0 % of a copy", described.text or "")
+
+    def counted(self, stage: str, variant: str, kernel: str, nanoseconds: float, waits: tuple[float, ...]) -> dict:
+        names = ("waits_memory", "waits_shared", "waits_barrier", "waits_queue", "waits_dispatch")
+        return {
+            "stage": stage, "variant": variant, "kernel": kernel, "operation": "layernorm_forward", "dtype": "fp32",
+            "rows": 1024, "cols": 1024, "pixels": 1, "blocks": 1024, "threads": 256, "cluster": 1,
+            "metrics": {
+                **dict(zip(names, waits)), "duration_ns": nanoseconds, "issue_active_percent": 50.0,
+                "global_load_sectors": 40, "global_load_requests": 10, "l2_to_sm_bytes": 4000.0,
+            },
+        }
+
+    def test_waits_and_bytes_under_way(self) -> None:
+        kernels = [
+            self.counted("01_naive", "plain", "a", 900.0, (30.0, 0.0, 0.0, 0.0, 0.0)),
+            self.counted("01_naive", "small", "a", 400.0, (9.0, 0.0, 1.0, 0.0, 0.0)),
+            self.counted("02_tree", "two_pass", "short", 100.0, (1.0, 0.0, 0.0, 0.0, 0.0)),
+            self.counted("02_tree", "two_pass", "long", 200.0, (2.0, 1.0, 1.0, 0.0, 4.0)),
+        ]
+        del kernels[0]["metrics"]["waits_queue"]  # what was not counted is not drawn
+        document = {"context": {"multiprocessors": "100"}, "metrics": {}, "stages": [], "kernels": kernels}
+        self.write("docs/counters/h200.json", json.dumps(document))
+        self.charts()
+        waits = ElementTree.fromstring(self.read("docs/charts/waits_h200.svg"))
+        self.assertEqual(waits[0].text, "What warps wait for is memory: 90 % of it in 01, 25 to 25 % later")
+        self.assertIn("01_naive small: 10.0 cycles for each instruction, memory 90 %", waits[1].text or "")
+        self.assertIn("02_tree two_pass: 8.00 cycles for each instruction, memory 25 %", waits[1].text or "")
+        described = ElementTree.fromstring(self.read("docs/charts/bytes_under_way_h200.svg"))[1].text or ""
+        # 2 warps for each instruction, half of the cycles with one, 4 schedulers: 4 warps, 128 bytes each, 100 times.
+        self.assertIn("02_tree two_pass 1024x1024: 51.2 kB, 20.0 GB/s", described)
+        self.assertNotIn("01_naive", described)
+
+    def test_names_that_would_touch_are_spread(self) -> None:
+        code = f"""
+import sys
+sys.path.insert(0, {str(REPORT)!r})
+from charts import spread
+apart = spread([5.0, 4.9, 4.8, 1.0], 0.5)
+assert apart[3] == 1.0 and abs(sum(apart[:3]) - 14.7) < 1e-9, apart
+assert all(abs(a - b - 0.5) < 1e-9 for a, b in zip(apart[:2], apart[1:3])), apart
+"""
+        subprocess.run([str(PLOTTER), "-c", code], check=True)
+
+    def test_error_over_the_mean(self) -> None:
+        errors = {"one_pass": 3e-5, "two_pass": 2e-6, "welford": 2e-6, "split_mean": 4e-7}
+        figures = {f"{way}_{mean}": {"value": error * mean / 10} for way, error in errors.items() for mean in (10, 100)}
+        figures["one_pass_100_lost"] = {"value": 2}
+        self.write("docs/data/offset_error.json", json.dumps({"figures": figures}))
+        self.charts()
+        chart = self.read("docs/charts/offset_error.svg")
+        title = "Off by more than 10⁻⁵: E[x²] − E[x]² at a mean of 10 deviations, two passes at 100"
+        self.assertEqual(ElementTree.fromstring(chart)[0].text, title)
+        self.assertIn("rows that become NaN", chart)
+        (self.root / "docs/charts/offset_error.svg").unlink()
+        self.charts("--gpu", "h200")
+        self.assertNotIn("docs/charts/offset_error.svg", self.svgs())
 
     def test_check_finds_a_changed_result(self) -> None:
         self.charts()
@@ -2242,6 +2359,28 @@ class Pages(Playground):
         self.assertEqual(staging.written["common/x/y.cpp.md"], "# common/x/y.cpp\n\n````cpp\nint y = 1; // ```\n````\n")
         self.assertEqual([path.name for path in staging.copied], ["h200.json"])
 
+    def test_a_stages_picture_leads_to_its_page_where_that_is_made(self) -> None:
+        text = "![Steps](traces/block.svg) ![Tree](traces/tree.svg)\n"
+        self.assertEqual(self.staged(text)[0], text)
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        staging = pages.Staging(with_traces=True)
+        staging.add(self.write("02_shared_reduction/README.md", text))
+        self.assertEqual(
+            staging.written["02_shared_reduction/README.md"],
+            "[![Steps](traces/block.svg)](../traces/02_shared_reduction_beside.html) ![Tree](traces/tree.svg)\n",
+        )
+
+    def test_exercises_are_those_that_their_pages_list(self) -> None:
+        self.write("01_naive/exercise/README.md", "| task | what |\n| --- | --- |\n| 01.1 A | x |\n| bugs.2 B | y |\n")
+        before, pages.ROOT = pages.ROOT, self.root
+        self.addCleanup(setattr, pages, "ROOT", before)
+        self.write(pages.BUG_HUNT, "# The bug hunt\n\n| bugs.2 | B |\n| bugs.3 | C |\n\n| bugs.3 | why |\n")
+        self.assertEqual(pages.exercises(), ["01.1", "bugs.2", "bugs.3"])
+        found = pages.documents()
+        nav = pages.navigation(found, {path.relative_to(self.root).as_posix(): "" for path in found})
+        self.assertIn({"The bug hunt": pages.BUG_HUNT}, nav)
+
     def test_what_stands_in_a_fence_is_left_alone(self) -> None:
         text = "```md\n[the kernels](kernels.cuh)\n```\n"
         self.assertEqual(self.staged(text)[0], text)
@@ -2269,37 +2408,123 @@ class Pages(Playground):
         nav = pages.navigation(found, staging.written)
         self.assertEqual(nav[0], {"Start": "README.md"})
         self.assertEqual(
-            nav[1]["The ladder"][0],
+            nav[1]["Lessons 01 to 08"][0],
             {"01 · One thread per row": [
                 "01_naive/README.md", {"The code": "01_naive/code.md"}, {"Exercises": "01_naive/exercise/README.md"}]},
         )
-        self.assertEqual(nav[1]["The ladder"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
+        self.assertEqual(nav[1]["Lessons 01 to 08"][1:], [{"02 · A tree": ["02_tree/README.md", {"Notes": [
             "02_tree/notes/README.md", {"Tiles": "02_tree/notes/tiles.md"},
             {"An afterthought": "02_tree/notes/a.md"}]}]}])
-        self.assertEqual(nav[2], {"Beside the ladder": [{"Method": "docs/method.md"}]})
-        self.assertEqual(nav[3], {"The rooms": [
+        self.assertEqual(nav[2], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[3], {"How the code is built": [
             {"common/report: data": "common/report/README.md"}, {"In Python": "common/library/python/README.md"}]})
+        staging.written["traces/README.md"] = "# Step\n"
+        self.assertEqual(pages.navigation(found, staging.written)[2], {"Step through the kernels": "traces/README.md"})
+        del staging.written["traces/README.md"]
         self.write("docs/primer.md", "# A GPU in ten minutes\n")
+        self.write("SECURITY.md", "# Security\n")
+        self.write("CHANGELOG.md", "# Changes\n")
         nav = pages.navigation(pages.documents(), staging.written)
         self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
-        self.assertEqual(nav[3], {"Beside the ladder": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[3], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
+        self.assertEqual(nav[5], {"The project": [{"Changes": "CHANGELOG.md"}, {"Security": "SECURITY.md"}]})
+
+
+class Slides(Playground):
+    """Of the lecture that docs/teaching.md plans."""
+
+    PLAN = """# Teaching
+
+## A lecture
+
+Thirty minutes, *one* question.
+
+| minutes | what | shown |
+| ---: | --- | --- |
+| 10 | bytes on the board | nothing: `let` them count |
+| 20 | [01](../01_naive/README.md): a row | [asks](../01_naive/charts/a.svg), [why](../01_naive/README.md#the-fault) |
+
+## A week
+"""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("docs/teaching.md", self.PLAN)
+        self.write("01_naive/charts/a.svg", "<svg><title>What a warp asks for</title></svg>")
+        self.write(
+            "01_naive/README.md",
+            "# 01 · One\n\n**Question.** What does *it* cost?\n\n"
+            "## The fault\n\nA < b.\n\n```cuda\nx < 1;\n```\n\n## C\n",
+        )
+
+    def test_a_row_makes_a_slide_and_one_for_each_thing_shown(self) -> None:
+        deck = slides.deck(self.root)
+        found = re.findall(r"<section>(.*?)<footer><span>(.*?)</span>", deck, re.DOTALL)
+        self.assertEqual([when for _, when in found], ["", "minutes 0 to 10 of 30", *["minutes 10 to 30 of 30"] * 4])
+        self.assertIn("<p>Thirty minutes, <i>one</i> question.</p>", found[0][0])
+        self.assertEqual(
+            found[1][0], "<h2>bytes on the board</h2><p>Shown: nothing: <code>let</code> them count.</p>")
+        self.assertEqual(found[3][0], "<h2>01 · One</h2><p>What does <i>it</i> cost?</p>")
+        self.assertIn('<img alt="What a warp asks for" src="data:image/svg+xml;base64,', found[4][0])
+        self.assertEqual(found[5][0], "<h2>The fault</h2><p>A &lt; b.</p><pre>x &lt; 1;</pre>")
+
+    def test_a_plan_that_names_what_is_not_there_is_refused(self) -> None:
+        self.edit("docs/teaching.md", "#the-fault", "#no-fault")
+        with self.assertRaisesRegex(results.ReportError, "README.md of 01_naive has no section 'no-fault'"):
+            slides.deck(self.root)
+        self.edit("docs/teaching.md", "## A lecture", "## Another")
+        with self.assertRaisesRegex(results.ReportError, "no section '## A lecture'"):
+            slides.deck(self.root)
+
+    def test_the_lectures_minutes_are_ninety(self) -> None:
+        _, parts = slides.plan((SOURCE / "docs/teaching.md").read_text(encoding="utf-8"))
+        self.assertEqual(sum(part.minutes for part in parts), 90)
+        self.assertNotRegex(slides.deck(SOURCE), r"(?:src|href)=\"(?!data:)")
 
 
 class Lines(unittest.TestCase):
     MOST = 120  # columns
+    CONFLICT = ("<" * 7 + " ", ">" * 7 + " ")  # what git begins a line with where two changes meet
 
-    def test_no_python_line_is_too_long(self) -> None:
-        listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "*.py"], capture_output=True, text=True, check=False)
+    def lines(self, *patterns: str) -> Iterator[tuple[str, str]]:
+        """Those of the files that are committed, each with its place."""
+        listed = subprocess.run(
+            ["git", "-C", SOURCE, "ls-files", *patterns], capture_output=True, text=True, check=False
+        )
         if listed.returncode != 0:
             self.skipTest("this is no git checkout")
         self.assertIn("common/tests/report_test.py", listed.stdout)
-        too_long = []
         for name in listed.stdout.split():
-            if not (SOURCE / name).is_file():
-                continue
-            lines = (SOURCE / name).read_text(encoding="utf-8").splitlines()
-            too_long += [f"{name}:{number}" for number, line in enumerate(lines, 1) if len(line) > self.MOST]
-        self.assertEqual(too_long, [])
+            content = (SOURCE / name).read_bytes() if (SOURCE / name).is_file() else b"\0"
+            if b"\0" not in content:  # the site's font is no text
+                for number, line in enumerate(content.decode().splitlines(), 1):
+                    yield f"{name}:{number}", line
+
+    def test_none_of_python_or_of_a_script_is_too_long(self) -> None:
+        lines = self.lines("*.py", "*.sh", "*.yml", "*.yaml", ".ci/run", "worklog")
+        self.assertEqual([place for place, line in lines if len(line) > self.MOST], [])
+
+    def test_none_is_what_git_leaves_of_a_conflict(self) -> None:
+        self.assertEqual([place for place, line in self.lines() if line.startswith(self.CONFLICT)], [])
+
+
+class Release(unittest.TestCase):
+    """What is said of the version, at every place that says it."""
+
+    def found(self, name: str, pattern: str) -> str:
+        match = re.search(pattern, (SOURCE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        self.assertIsNotNone(match, f"{name} has no {pattern}")
+        return match[1]
+
+    def test_it_is_the_same_version(self) -> None:
+        version = self.found("CMakeLists.txt", r"^project\(norm_worklog VERSION (\S+)")
+        self.assertEqual(self.found("CITATION.cff", r"^version: (\S+)"), version)
+        self.assertEqual(self.found("CHANGELOG.md", r"^## (\S+)"), version)
+        self.assertEqual(self.found("common/library/python/normworklog/__init__.py", r'^__version__ = "(.*)"'), version)
+
+    def test_it_is_of_the_same_day(self) -> None:
+        day = self.found("CITATION.cff", r"^date-released: (\S+)")
+        self.assertEqual(self.found("CHANGELOG.md", r"^## \S+ · (\S+)"), day)
 
 
 class Imports(unittest.TestCase):

@@ -337,6 +337,9 @@ __global__ void divide(int* x) {
 
 TEST_F(SimtErrors, IntegerDivisionByZero) {
   if (sanitized) GTEST_SKIP() << "the sanitizers find this access first, and end the program";
+#ifdef __aarch64__
+  GTEST_SKIP() << "a division by zero gives 0 on this processor, and no signal; on a GPU it gives something, too";
+#endif
   DeviceArray<int> x(2);
   expect_failure(cudaErrorLaunchFailure, {"divide", here(line_of_division), "division by zero"}, divide,
                  {.grid = 1, .block = 1}, static_cast<int*>(x));

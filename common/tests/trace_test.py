@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The page of ./worklog trace: what is in it, and that it works in a browser, offline and by keyboard.
+"""The page of ./worklog trace: what is in it, and that it works in a browser, offline and by keyboard. The pictures of
+traces that the lessons show: that they are what the programs do now. What the site keeps in the browser (pages.js).
 
     python3 common/tests/trace_test.py PROGRAMS     the folder of the stages' programs of a cpu build
 
@@ -8,6 +9,7 @@ The browser is a headless Chromium, spoken to through a pipe. Without one those 
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -15,13 +17,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/report"))
+import animations  # noqa: E402
 import trace_page  # noqa: E402
+import traces  # noqa: E402
 from results import ReportError  # noqa: E402
 
 PROGRAMS = Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/cpu/bin"
@@ -40,7 +46,7 @@ class Chromium:
     def __init__(self, page: Path) -> None:
         to_browser, self.write = os.pipe()
         self.read, from_browser = os.pipe()
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its children end a little later
 
         def place_pipes() -> None:  # --remote-debugging-pipe reads file 3 and writes file 4
             os.dup2(to_browser, 63)
@@ -223,6 +229,159 @@ class Page(unittest.TestCase):
                 if event.get("method") == "Network.requestWillBeSent"
             ]
             self.assertEqual([url for url in asked if not url.startswith("file:")], [])
+
+
+class Pictures(unittest.TestCase):
+    def test_are_what_the_programs_do(self) -> None:
+        drawn = traces.pictures(ROOT, PROGRAMS)
+        for path, text in drawn.items():
+            shown = path.relative_to(ROOT)
+            self.assertTrue(path.is_file(), f"{shown} is missing: common/report/traces.py draws it")
+            self.assertEqual(path.read_text(encoding="utf-8"), text, f"{shown}: common/report/traces.py draws it anew")
+        self.assertEqual(traces.left_over(ROOT, list(drawn)), [])
+
+    def test_every_one_is_in_a_page_of_its_stage_and_can_be_read_on_a_phone(self) -> None:
+        for path in sorted(ROOT.glob(f"[0-9][0-9]_*/{traces.FOLDER}/*.svg")):
+            pages = [path.parents[1] / "README.md", *(path.parents[1] / "notes").glob("*.md")]
+            texts = "".join(page.read_text(encoding="utf-8") for page in pages)
+            self.assertRegex(texts, rf"\]\((\.\./)?{traces.FOLDER}/{path.name}\)")
+            text = path.read_text(encoding="utf-8")
+            width = float(re.search(r'width="(\d+)"', text)[1])
+            smallest = min(map(float, re.findall(r'font-size="([0-9.]+)"', text)))
+            self.assertGreaterEqual(smallest * 400 / width, 10, path)
+            self.assertLess(path.stat().st_size, 64 * 1024, path)
+
+    def test_warps_go_side_by_side_up_to_a_barrier(self) -> None:
+        def step(warp: int, operation: str = "global_load") -> dict[str, Any]:
+            return {"warp": warp, "operation": operation}
+
+        steps = [step(0), step(0), step(1), step(0, "barrier"), step(1), step(0, "shuffle")]
+        self.assertEqual(traces.placed(steps), ([0, 1, 0, 2, 3, 3], 4))
+        counts = traces.counts_of({"steps": steps, "block": [64, 1, 1]})
+        self.assertEqual(counts, traces.Counts(4, 0, 0, 1, 1, 2, 4, 2))
+
+    def test_the_tree_halves_and_the_shuffles_cross(self) -> None:
+        tree = traces.record(PROGRAMS, traces.TRACES["02_shared_reduction"][-1])
+        at_work = [sum(mask.bit_count() for mask in step.values()) for step in animations.tree_steps(tree)]
+        self.assertEqual(at_work, [256, 128, 64, 32, 16, 8, 4, 2, 1])
+        shuffles = traces.record(PROGRAMS, traces.TRACES["03_warp_shuffle"][-1])
+        distances = [16, 8, 4, 2, 1]
+        self.assertEqual(
+            animations.shuffle_steps(shuffles), [[lane ^ distance for lane in range(32)] for distance in distances]
+        )
+
+    def test_a_ring_has_rows_on_their_way_while_another_is_stored(self) -> None:
+        rows, steps = animations.rows_in_ring(traces.record(PROGRAMS, traces.RING))
+        self.assertEqual(len(rows), 8)
+        for row in rows:
+            self.assertLess(row.copied[1], row.read[0])
+            self.assertLess(row.read[1], row.stored[0])
+            self.assertLess(row.stored[1], steps)
+        for before, after in zip(rows, rows[3:]):  # a place is free when its row has been stored
+            self.assertTrue(before.stored[0] < after.copied[0] <= before.stored[1] + 1)
+        self.assertLess(rows[2].copied[1], rows[0].stored[0])
+
+    def test_who_wants_no_motion_sees_all_of_it(self) -> None:
+        moving = ("02_shared_reduction/traces/tree.svg", "03_warp_shuffle/traces/shuffles.svg",
+                  "05_welford/traces/ring.svg")
+        for name in moving:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            style = re.search(r"<style>(.*?)</style>", text)[1]
+            always, _, moves = style.partition("@media (prefers-reduced-motion:no-preference){")
+            self.assertIn("animation:", moves, name)
+            self.assertNotRegex(always, "animation|opacity", name)
+            self.assertEqual(moves.count("{") + 1, moves.count("}"), name)
+
+    @unittest.skipUnless(CHROMIUM, "no Chromium here")
+    def test_two_traces_go_together(self) -> None:
+        text = traces.page_of("03_warp_shuffle", PROGRAMS)
+        self.assertEqual(re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", text), [])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "page.html"
+            path.write_text(text, encoding="utf-8")
+            browser = Chromium(path)
+            self.addCleanup(browser.close)
+            of_both = "[...document.querySelectorAll('iframe')].map(f => f.contentDocument?.getElementById('place'))"
+            places = f"{of_both}.map(place => place?.textContent ?? '').join()"
+
+            def wait_for(beginning: str) -> str:
+                for _ in range(200):
+                    found = browser.evaluate(places)
+                    if all(place.startswith(beginning) for place in found.split(",")):
+                        return found
+                    browser.evaluate("new Promise(done => setTimeout(done, 20))")
+                self.fail(f"not both begin with '{beginning}': {found}")
+
+            wait_for("step 1 of ")
+            browser.press("ArrowRight")
+            first, second = wait_for("step 2 of ").split(",")
+            self.assertNotEqual(first, second)  # another number of steps
+            browser.evaluate("document.querySelector('[data-key=Home]').click()")
+            wait_for("step 1 of ")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Progress(unittest.TestCase):
+    PAGE = """<!DOCTYPE html><a class="md-logo" href="{up}index.html"></a>
+<nav class="md-nav--primary"><a class="md-nav__link" href="{up}01_naive/index.html">01</a>
+<a class="md-nav__link" href="{up}01_naive/exercise/index.html">Exercises</a></nav>
+<article><h1>{title}<a class="headerlink">#</a></h1>{body}</article><script>{script}</script>"""
+    EXERCISES = "<table><tr><td>01.1 Sums</td></tr><tr><td>01.2 Tails</td></tr></table>"
+
+    def open(self, browser: Any, page: str) -> None:
+        browser.call("Page.navigate", url=f"{self.address}/{page}index.html")
+        while not browser.evaluate(f"document.readyState === 'complete' && location.pathname === '/{page}index.html'"):
+            pass
+
+    @unittest.skipUnless(CHROMIUM, "no Chromium here")
+    def test_is_kept_in_the_browser(self) -> None:
+        script = (ROOT / "common/report/pages.js").read_text(encoding="utf-8")
+        script = script.replace("@EXERCISES@", '["01.1", "01.2"]').replace("@LESSONS@", "8")
+        with tempfile.TemporaryDirectory() as folder:
+            site = Path(folder)
+            bodies = {"": ("Start", "", ""), "01_naive/": ("One thread", "", "../"),
+                      "01_naive/exercise/": ("Exercises", self.EXERCISES, "../../")}
+            for page, (title, body, up) in bodies.items():
+                (site / page).mkdir(parents=True, exist_ok=True)
+                text = self.PAGE.format(up=up, title=title, body=body, script=script)
+                (site / page / "index.html").write_text(text, encoding="utf-8")
+            # Of files each is a place of its own, which need not see at once what another has kept.
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self.addCleanup(server.server_close)
+            self.addCleanup(server.shutdown)
+            self.address = f"http://127.0.0.1:{server.server_address[1]}"
+            browser = Chromium(site / "index.html")
+            self.addCleanup(browser.close)
+            self.open(browser, "")
+            progress = "document.querySelector('.worklog-progress')?.textContent ?? ''"
+            finished = "[...document.querySelectorAll('.worklog-finished')].map(link => link.textContent).join()"
+            self.assertEqual(browser.evaluate(progress), "")
+
+            self.open(browser, "01_naive/")
+            self.assertEqual(browser.evaluate(finished), "")
+            browser.evaluate("document.querySelector('.worklog-read').click()")
+            self.assertEqual(browser.evaluate(finished), "01")
+            self.open(browser, "01_naive/exercise/")
+            browser.evaluate("document.querySelector('.worklog-done').click()")
+            self.assertEqual(browser.evaluate(finished), "01")  # one of two
+            self.open(browser, "")
+            self.assertEqual(
+                browser.evaluate(progress), "You have read 1 of 8 lessons, and done 1 of 2 exercises."
+            )
+            self.open(browser, "01_naive/exercise/")
+            browser.evaluate("document.querySelectorAll('.worklog-done')[1].click()")
+            self.assertEqual(browser.evaluate(finished), "01,Exercises")
+            self.open(browser, "01_naive/")
+            self.assertEqual(browser.evaluate(finished), "01,Exercises")
+            browser.evaluate("document.querySelector('.worklog-read').click()")
+            self.assertEqual(browser.evaluate(finished), "Exercises")
+            thrown = [event for event in browser.events if event.get("method") == "Runtime.exceptionThrown"]
+            self.assertEqual(thrown, [])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,31 @@ std::string unwritten(const Evidence& evidence) {
   return fmt::format("{} of {} elements were never written", found.never_written, found.compared);
 }
 
+namespace {
+
+// Why rows are NaN that have no variance, or next to none against their mean.
+std::string root_of_no_variance(const Evidence& evidence) {
+  const bool of_rows = evidence.tensor.spec.extent != Extent::per_col && !evidence.batchnorm;
+  if (!of_rows || evidence.found.nan == 0 || evidence.cases.empty()) return "";
+  bool all_alike = true, may_cancel = true;
+  for (const Case& c : evidence.cases) {
+    const Moments& m = c.inputs.moments;
+    all_alike = all_alike && m.variance <= 1e-20 * m.mean * m.mean;  // the reference rounds, too
+    // Below 0 by more than eps makes up for.
+    const bool outweighs_eps = m.mean * m.mean * u * evidence.n > evidence.eps;
+    may_cancel = may_cancel && mean_to_variance(m) * u > 0.1 && outweighs_eps;
+  }
+  if (all_alike && evidence.n == 1) return "NaN in rows of one element: a division by n - 1, or 0 / 0 without eps";
+  if (all_alike) {
+    return std::string("NaN where all values of a row are the same: 0 / 0, as where eps is missing") +
+           (may_cancel ? "; or the root of a negative variance, as E[x^2] - E[x]^2 may give it" : "");
+  }
+  if (!may_cancel) return "";
+  return "NaN where the mean is large against the deviation: a negative variance, as E[x^2] - E[x]^2 gives it";
+}
+
+}  // namespace
+
 std::string not_finite(const Evidence& evidence) {
   const Findings& found = evidence.found;
   const ProblemOptions& options = evidence.reference.options();
@@ -30,13 +55,7 @@ std::string not_finite(const Evidence& evidence) {
   if (options.input == Input::huge) {
     return "not finite where the reference is: sums or squares of values near the top of the type overflow";
   }
-  if (evidence.tensor.spec.extent != Extent::per_col && !evidence.batchnorm && found.nan > 0) {
-    double least_ratio = infinity;
-    for (const Case& c : evidence.cases) least_ratio = std::min(least_ratio, mean_to_variance(c.inputs.moments));
-    if (least_ratio < infinity && least_ratio * u > 0.1) {
-      return "NaN where the mean is large against the deviation: a negative variance, as E[x^2] - E[x]^2 gives it";
-    }
-  }
+  if (const std::string by_variance = root_of_no_variance(evidence); !by_variance.empty()) return by_variance;
   if (special == found.compared) return "NaN or infinite in every element";
   if (options.row_padding > 0 || !options.uneven.empty())
     return "not finite: elements between the rows (which hold NaN) may have been read";

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -74,15 +74,18 @@ class BuildWithLibrary(build_py):
             shutil.copy2(header, folder / header.name)  # what normworklog.torch.build compiles against
 
 
-class WheelOfAnyPython(bdist_wheel):
-    """The library is of this platform, but calls nothing of Python's."""
+class OfThisPlatform(Distribution):
+    """The library is of this platform, so the package belongs where such packages are."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class WheelOfAnyPython(bdist_wheel):
+    """The library calls nothing of Python's."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": WheelOfAnyPython})
+setup(distclass=OfThisPlatform, cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": WheelOfAnyPython})

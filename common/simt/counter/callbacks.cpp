@@ -5,21 +5,44 @@
 
 #include "recorder.h"
 
+namespace simt {
+
+namespace {
+void (*write_guard)(const volatile void*, size_t, const void*) = nullptr;
+}
+
+void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code)) {
+  write_guard = guard;
+}
+
+bool is_in_kernel() {
+  return detail::recording != nullptr;
+}
+
+}  // namespace simt
+
 namespace {
 
 using simt::detail::recording;
 
+[[gnu::always_inline]] inline void before_write(const volatile void* address, size_t bytes) {
+  if (simt::write_guard != nullptr) simt::write_guard(address, bytes, __builtin_return_address(0));
+}
+
 [[gnu::always_inline]] inline void on_access(const volatile void* address, unsigned bytes, bool is_write) {
+  if (is_write) before_write(address, bytes);
   if (recording == nullptr) return;
   recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                     reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 [[gnu::always_inline]] inline void on_volatile(const volatile void* address, unsigned bytes, bool is_write) {
+  if (is_write) before_write(address, bytes);
   if (recording == nullptr) return;
   recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                              reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 [[gnu::always_inline]] inline void on_range(const void* address, size_t bytes, bool is_write) {
+  if (is_write) before_write(address, bytes);
   if (recording == nullptr) return;
   recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                           reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
@@ -61,6 +84,7 @@ using simt::detail::recording;
 
 #define SIMT_ATOMIC_CHANGE(bits, name)                                                                       \
   uint##bits##_t __tsan_atomic##bits##_##name(volatile uint##bits##_t* address, uint##bits##_t value, int) { \
+    before_write(address, bits / 8);                                                                         \
     on_atomic(address, bits / 8);                                                                            \
     return __atomic_##name(address, value, __ATOMIC_SEQ_CST);                                                \
   }
@@ -72,15 +96,19 @@ using simt::detail::recording;
     return __atomic_load_n(address, __ATOMIC_SEQ_CST);                                                          \
   }                                                                                                             \
   void __tsan_atomic##bits##_store(volatile uint##bits##_t* address, uint##bits##_t value, int) {               \
+    before_write(address, bits / 8);                                                                            \
     on_atomic(address, bits / 8);                                                                               \
     __atomic_store_n(address, value, __ATOMIC_SEQ_CST);                                                         \
   }                                                                                                             \
   uint##bits##_t __tsan_atomic##bits##_exchange(volatile uint##bits##_t* address, uint##bits##_t value, int) {  \
+    before_write(address, bits / 8);                                                                            \
     on_atomic(address, bits / 8);                                                                               \
     return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);                                               \
   }                                                                                                             \
   int __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t* address, uint##bits##_t* expected, \
                                                     uint##bits##_t value, int, int) {                           \
+    before_write(address, bits / 8);                                                                            \
+    before_write(expected, bits / 8);                                                                           \
     const bool done =                                                                                           \
         __atomic_compare_exchange_n(address, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);       \
     if (done) on_atomic(address, bits / 8);                                                                     \
@@ -88,6 +116,8 @@ using simt::detail::recording;
   }                                                                                                             \
   int __tsan_atomic##bits##_compare_exchange_weak(volatile uint##bits##_t* address, uint##bits##_t* expected,   \
                                                   uint##bits##_t value, int, int) {                             \
+    before_write(address, bits / 8);                                                                            \
+    before_write(expected, bits / 8);                                                                           \
     const bool done =                                                                                           \
         __atomic_compare_exchange_n(address, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);       \
     if (done) on_atomic(address, bits / 8);                                                                     \

@@ -360,6 +360,7 @@ void observe_launch_end(const Launch& launch) {
       result.memory[i].bytes_read += part.memory[i].bytes_read;
       result.memory[i].bytes_written += part.memory[i].bytes_written;
     }
+    result.most_loads_of_thread = std::max(result.most_loads_of_thread, part.most_loads_of_thread);
     result.dram_read_bytes += part.dram_read_sectors * sector_bytes;
     result.dram_write_bytes += part.dram_write_sectors * sector_bytes;
     for (const Recorder::Found& found : part.findings) {

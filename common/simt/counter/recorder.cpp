@@ -142,6 +142,7 @@ void Recorder::begin_block(const Launch& launch, const uint3& block, Cluster* cl
     std::fill(shared_ + dynamic + max_shared_bytes, shared_ + tls_bytes_, SharedByte{});
   }
   results_.memory.resize(named_memory().size());
+  for (unsigned warp = 0; warp < warps_in_block_; ++warp) warps_[warp].loads.fill(0);
   cluster_phase_ = 0;
   grid_phase_ = 0;
   acquired_ = 0;
@@ -162,6 +163,11 @@ void Recorder::start_run() {
 void Recorder::end_block() {
   recording = nullptr;
   meet_all();
+  for (unsigned warp = 0; warp < warps_in_block_; ++warp) {
+    const std::array<uint32_t, 32>& loads = warps_[warp].loads;
+    const uint64_t most = *std::max_element(loads.begin(), loads.end());
+    results_.most_loads_of_thread = std::max(results_.most_loads_of_thread, most);
+  }
   traces_ = false;
 }
 
@@ -392,6 +398,10 @@ void Recorder::meet(Warp& warp, unsigned number) {
   std::vector<Ordered> traced;
   for (const uint32_t instruction : warp.touched) {
     Pending& pending = warp.pending[instruction];
+    const Operation operation = instructions_[instruction].operation;
+    if (operation == Operation::global_load || operation == Operation::async_copy_load) {
+      for (unsigned lane = 0; lane < 32; ++lane) warp.loads[lane] += pending.by_lane[lane];
+    }
     for (uint32_t i = 0; i < pending.used; ++i) {
       count(instructions_[instruction], pending.requests[i]);
       if (traces_) traced.push_back({pending.requests[i].order, instruction, &pending.requests[i]});

@@ -144,6 +144,7 @@ class Recorder {
     std::vector<Instruction> instructions;
     std::vector<MemoryCounts> memory;  // as named_memory(); names are left out
     uint64_t dram_read_sectors = 0, dram_write_sectors = 0;
+    uint64_t most_loads_of_thread = 0;
     std::vector<Found> findings;
     std::vector<Step> steps;
     uint64_t first_watching_block = ~uint64_t{0};
@@ -170,6 +171,7 @@ class Recorder {
     std::vector<uint32_t> touched;
     std::vector<Pending> pending;  // by instruction
     std::array<uint32_t, 32> accesses{};
+    std::array<uint32_t, 32> loads{};  // of global memory, by each lane in this block
     // Who knows of whom: lane a knows of what lane b did up to its clock known[a][b].
     std::array<std::array<uint32_t, 32>, 32> known;
     std::array<uint32_t, 32> clock;

@@ -32,7 +32,7 @@ from ._library import Error, is_batch_invariant, load as _load, set_batch_invari
 if TYPE_CHECKING:
     from .torch import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm, replace_norms
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NEED_TORCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNorm", "replace_norms")
 

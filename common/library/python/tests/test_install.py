@@ -1,4 +1,4 @@
-"""The package installed with pip, offline and from a copy of its folder, and a call through what was installed."""
+"""A wheel made with pip, offline and from a copy of the package's folder; it installed, and a call through it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,18 @@ def test_pip_installs_it(tmp_path: Path) -> None:
     copy = tmp_path / "common" / "library" / "python"  # setuptools leaves folders of its own beside what it builds
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "_native_*.so"))
     shutil.copy(PACKAGE.parent / "norm_worklog.h", copy.parent)
+    pip = (sys.executable, "-m", "pip")
+    offline = ("--quiet", "--no-index", "--no-deps")
     output_of(
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
-        "--target", target, copy, cwd=tmp_path, NORMWORKLOG_LIBRARY=str(library),
+        *pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, copy, cwd=tmp_path,
+        NORMWORKLOG_LIBRARY=str(library),
     )
+    (wheel,) = tmp_path.glob("*.whl")
+    # One of this platform for any Python: a library among pure Python would be refused by auditwheel.
+    assert re.fullmatch(rf"normworklog-{re.escape(nw.__version__)}-py3-none-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        assert "normworklog/lib/" + _library.LIBRARY_NAME in archive.namelist()
+    output_of(*pip, "install", *offline, "--target", target, wheel, cwd=tmp_path)
     module, loaded = map(
         Path, output_of(sys.executable, "-c", CALL, cwd=tmp_path, PYTHONPATH=str(target)).split("\n")[:2]
     )

@@ -94,6 +94,7 @@ struct KernelCounts {
   // What an endless cache would move: each sector is read once, where it is read before it is written, and written
   // back once.
   uint64_t dram_read_bytes = 0, dram_write_bytes = 0;
+  uint64_t most_loads_of_thread = 0;  // loads from global memory of the thread that has most of them: the longest wait
   std::vector<Finding> findings;
 
   Counts total(std::initializer_list<Operation> of) const;
@@ -123,6 +124,12 @@ bool can_count();
 void start_counting();
 // The launches since then, in order.
 std::vector<KernelCounts> take_counts();
+
+// From now on called before each write, by a kernel or by host code, that the compiler tells of: `code` is behind the
+// instruction. It may end the program. Null: not any more.
+void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code));
+// Whether the calling thread runs a block, as far as it is counted.
+bool is_in_kernel();
 
 // For messages and MemoryCounts. Naming a range again renames it.
 void name_memory(const void* data, size_t bytes, std::string_view name);

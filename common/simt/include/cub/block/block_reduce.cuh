@@ -1,0 +1,4 @@
+// CUB has this in a header of its own, too.
+#pragma once
+
+#include "cub/cub.cuh"

@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""./worklog judge on what learners write, and the rewriting of plain CUDA.
+
+    python3 common/tests/judge_test.py BUILD      a configured cpu build, whose target judging_parts is built
+
+common/tests/learners/ has kernels in the styles of people who learn CUDA, right ones and wrong ones, none of which
+knows anything of this repository. Each is judged as a reader would have it judged, and must get the finding that it
+deserves in less than SECONDS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "common/classroom"))
+sys.dont_write_bytecode = True
+import judge  # noqa: E402
+import plain_cuda  # noqa: E402
+import solve_entry  # noqa: E402
+from exercises import ExerciseError  # noqa: E402
+
+BUILD = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build/cpu"
+LEARNERS = ROOT / "common/tests/learners"
+SECONDS = 30
+RIGHT: list[tuple[str, str]] = []
+
+# What each is judged as, with flags, and the problems that it must have: kind, and a pattern of the text.
+EXPECTED = {
+    "thread_per_row.cu": ("leetgpu-113", RIGHT),
+    "shared_tree.cu": ("layernorm_forward", RIGHT),
+    "warp_shuffle.cu": ("layernorm_forward", RIGHT),
+    "welford.cu": ("layernorm_forward", RIGHT),
+    "block_reduce.cu": ("layernorm_forward", RIGHT),
+    "batch_norm.cu": ("leetgpu-40", RIGHT),
+    "missing_barrier.cu": (
+        "layernorm_forward", [("shared_race", r"missing_barrier\.cu:15: .*no barrier orders"), ("wrong", "")]
+    ),
+    "squares.cu": ("layernorm_forward", [("wrong", r"cancellation, as E\[x\^2\] - E\[x\]\^2")]),
+    "off_by_one.cu": (
+        "layernorm_forward", [("out_of_bounds", r"off_by_one\.cu:12: writes 4 bytes 0 bytes past the end of y")]
+    ),
+    "float4.cu": ("layernorm_forward", [("misaligned", "reads 16 bytes at an address"), ("wrong", "never written")]),
+    "plain_add.cu": ("layernorm_forward", [("global_race", r"kernel row_sums.*plain_add\.cu:7")]),
+    "barrier_in_branch.cu": (
+        "layernorm_forward", [("error", r"barrier_in_branch\.cu:1[25]: __syncthreads\(\) meets another barrier")]
+    ),
+    "not_cleared.cu": ("leetgpu-83", [("uninitialized_read", r"sum_squares.*that nobody has written")]),
+    "touched_by_host.cu": ("layernorm_forward", [("crash", "host code has read or written device memory")]),
+    "endless.cu": (
+        "layernorm_forward --shapes 7x133", [("error", r"endless\.cu:6: no block has started or finished for")]
+    ),
+}
+SOLVE = 'extern "C" void solve(const float* x, const float* g, const float* b, float* y, int N, int D, float eps)'
+
+
+def judged(path: Path, operation: str, *flags: str) -> tuple[int, dict[str, object], str]:
+    """The exit code, the JSON, and what was printed beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "verdict.json"
+        printed, said = io.StringIO(), io.StringIO()
+        arguments = [str(path), "--as", operation, "--build", str(BUILD), "--json", str(file), *flags]
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            code = judge.main(arguments)
+        return code, json.loads(file.read_text(encoding="utf-8")), printed.getvalue() + said.getvalue()
+
+
+class Learners(unittest.TestCase):
+    results: dict[str, tuple[int, dict, str]] = {}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.results = {name: judged(LEARNERS / name, *flags.split()) for name, (flags, _) in EXPECTED.items()}
+
+    def test_each_gets_its_finding(self) -> None:
+        self.assertEqual(sorted(EXPECTED), sorted(path.name for path in LEARNERS.glob("*.cu")))
+        for name, (_, problems) in EXPECTED.items():
+            code, document, printed = self.results[name]
+            with self.subTest(name):
+                self.assertEqual(code, 1 if problems else 0, printed)
+                if name != "endless.cu":  # which takes as long as the limits allow
+                    self.assertLess(document["seconds"], SECONDS)
+                found = [(problem["kind"], problem["text"]) for problem in document["problems"]]
+                for kind, pattern in problems:
+                    texts = [text for each, text in found if each == kind]
+                    self.assertTrue(any(re.search(pattern, text, re.DOTALL) for text in texts), f"{kind}: {found}")
+                if not problems:
+                    self.assertEqual(found, [])
+
+    def test_what_a_kernel_costs_is_counted(self) -> None:
+        _, tree, printed = self.results["shared_tree.cu"]
+        self.assertEqual(tree["counts"]["load_sectors_per_request"], 4)
+        self.assertEqual(tree["counts"]["passes_over_x"], 3)
+        self.assertEqual(tree["counts"]["barriers_per_row"], 20)  # of each of the two sums: 1 + 8 + 1
+        self.assertEqual(tree["kernels"], ["layer_norm <<<1024, 256>>>"])
+        self.assertIn("between 02 two_pass and 03 block_per_row", tree["between"])
+        own = next(each for each in tree["ladder"] if not each["kernel"])
+        self.assertEqual(own["predicted_us"], tree["predicted_us"])
+        self.assertIsNone(own["measured_us"])
+        self.assertTrue(all(each["measured_us"] for each in tree["ladder"] if each is not own))
+        self.assertIn("Predicted for an NVIDIA H200", printed)
+        _, rows, _ = self.results["thread_per_row.cu"]
+        self.assertGreater(rows["counts"]["load_sectors_per_request"], 16)
+        self.assertIn("behind 01 small_blocks", rows["between"])
+        self.assertGreater(rows["predicted_us"], 10 * tree["predicted_us"])
+
+    def test_a_kernel_that_is_called_has_its_name(self) -> None:
+        _, document, _ = self.results["warp_shuffle.cu"]
+        self.assertEqual(document["kernels"], ["layernorm_shuffle <<<1024, 256>>>"])
+
+    def test_the_inputs_that_it_fails_on_are_named(self) -> None:
+        _, document, printed = self.results["squares.cu"]
+        inputs = {each["input"] for each in document["fails_on"]}
+        self.assertEqual(inputs, {"arange", "large_mean", "tiny_variance"})
+        self.assertIn("It fails on arange at 33 x 133, large_mean", printed)
+
+    def test_the_page_shows_what_is_printed(self) -> None:
+        page = (ROOT / "docs/judging.md").read_text(encoding="utf-8")
+        shown = re.findall(r"```text\n(common/tests/learners/(\w+\.cu) .*?)```", page, re.DOTALL)
+        self.assertEqual([name for _, name in shown], ["shared_tree.cu", "missing_barrier.cu"])
+        for text, name in shown:
+            printed = iter(self.results[name][2].replace(f"{LEARNERS}/", "common/tests/learners/").splitlines())
+            for line in text.splitlines():  # those that are shown come in their order
+                self.assertIn(line, printed, f"{name}: {line}")
+
+    def test_the_rungs_are_those_of_the_front_page(self) -> None:
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        keys = re.findall(r"key=(\d\d)_\w+/(\w+)/layernorm_forward/fp32/1024x1024/cold unit=us -->", text)
+        self.assertEqual(list(judge.RUNGS), [f"{stage} {variant}" for stage, variant in dict.fromkeys(keys)])
+
+
+class Hostile(unittest.TestCase):
+    def test_it_is_held_as_a_submission_is(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            secret = Path(folder) / "secret.txt"
+            secret.write_text("the word that nobody must know\n", encoding="utf-8")
+            source = Path(folder) / "my.cu"
+            source.write_text(
+                "#include <cstdio>\n#include <cstdlib>\n#include <fstream>\n#include <iostream>\n#include <unistd.h>\n"
+                f"{SOLVE} {{\n"
+                f'  std::ifstream file("{secret}");\n'
+                "  std::cout << file.rdbuf() << std::endl;\n"
+                f'  std::ofstream("{folder}/written.txt") << "here";\n'
+                '  if (system("kill -9 -1") == 0) puts("it ended something");\n'
+                "  _exit(0);\n"
+                "}\n",
+                encoding="utf-8",
+            )
+            code, document, printed = judged(source, "layernorm_forward")
+            self.assertEqual(code, 1, printed)
+            self.assertEqual(document["results"]["right"], 0)
+            self.assertIn(document["problems"][0]["kind"], ("report", "crash"))
+            self.assertFalse((Path(folder) / "written.txt").exists())
+            if judge.Sandbox().way.has_namespaces:
+                self.assertNotIn("nobody must know", printed + json.dumps(document))
+
+
+class Refused(unittest.TestCase):
+    """Exit code 2, and one sentence with the line."""
+
+    def refused(self, text: str, operation: str = "layernorm_forward", **others: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in {"my.cu": text, **others}.items():
+                (Path(folder) / name.replace("_h", ".h")).write_text(content, encoding="utf-8")
+            code, document, printed = judged(Path(folder) / "my.cu", operation)
+        self.assertEqual(code, 2, printed)
+        self.assertEqual(document["verdict"], "refused")
+        return str(document["reason"])
+
+    def test_what_the_layer_lacks(self) -> None:
+        for line, sentence in (
+            ("#include <cub/block/block_scan.cuh>", "CUB is not on the CPU layer; write it in CUDA C++"),
+            ("typedef cub::BlockScan<float, 128> Scan;", "which has BlockReduce and WarpReduce of CUB"),
+            ("__device__ cudaTextureObject_t t;", "textures and surfaces are not on the CPU layer; read through"),
+            ('__device__ void f(int& x) { asm("mov.u32 %0, %laneid;" : "=r"(x)); }', "inline PTX (asm) is not on"),
+            ("__device__ float f(float x) { return __shfl_down(x, 1); }", "write __shfl_down_sync(0xffffffff, ...)"),
+            ("#include <curand_kernel.h>", "cuRAND is not on the CPU layer"),
+        ):
+            with self.subTest(line):
+                reason = self.refused(f"// a comment\n\n{line}\n{SOLVE} {{}}\n")
+                self.assertRegex(reason, r"^my\.cu:3: ")
+                self.assertIn(sentence, reason)
+
+    def test_a_line_of_a_header(self) -> None:
+        reason = self.refused(f'#include "own.h"\n{SOLVE} {{}}\n', own_h="#pragma once\n\n#include <thrust/sort.h>\n")
+        self.assertRegex(reason, r"^own\.h:3: Thrust is not")
+
+    def test_an_entry_that_cannot_be_called(self) -> None:
+        self.assertIn("has no solve(); it needs one: extern", self.refused("__global__ void k() {}\n"))
+        self.assertIn("more than one solve()", self.refused(f"{SOLVE} {{}}\nvoid solve(int a) {{}}\n"))
+        self.assertRegex(self.refused("\nvoid solve(float* a, float* b, int n, int m) {}"), r"^my\.cu:2: .*2 pointers")
+        self.assertRegex(self.refused("void solve(double* x, double* y, int n, int m) {}"), r"double\*")
+
+    def test_what_does_not_compile(self) -> None:
+        reason = self.refused(f"{SOLVE} {{\n  cudaBindTexture(0);\n}}\n")
+        self.assertIn("my.cu:2:", reason)
+        self.assertIn("cudaBindTexture is not on the CPU layer", reason)
+
+
+class Rewriting(unittest.TestCase):
+    def rewritten(self, text: str) -> str:
+        found = plain_cuda.rewritten(text, "my.cu").text
+        self.assertEqual(found.count("\n"), text.count("\n"))
+        return found.replace("::worklog::plain::", "")
+
+    def test_launches(self) -> None:
+        for text, wanted in (
+            ("k<<<1, 2>>>(x);", "kernel(k).with(1, 2)(x);"),
+            ("k<<<(n + 1) / 2, t, sizeof(A<B<C<int>>>), s>>>(x);",
+             "kernel(k).with((n + 1) / 2, t, sizeof(A<B<C<int>>>), s)(x);"),
+            ("k<A<B<int>>><<<1, 2>>>(x);", "kernel(k<A<B<int>>>).with(1, 2)(x);"),
+            ("a::b::k<(2 > 1)><<<1, 2>>>(x);", "kernel(a::b::k<(2 > 1)>).with(1, 2)(x);"),
+            ("if (a) k<<<1, 2>>>(x); else k<<<3, 4>>>(x);",
+             "if (a) kernel(k).with(1, 2)(x); else kernel(k).with(3, 4)(x);"),
+            ("(*f)<<<1, 2>>>(); all[i]<<<1, 2>>>();", "kernel((*f)).with(1, 2)(); kernel(all[i]).with(1, 2)();"),
+            ("#define GO(k) k<<<1, \\\n  2>>>(x)\n", "#define GO(k) kernel(k).with(1, \\\n  2)(x)\n"),
+            ("k<<<1,\\\n2>>>(x);", "kernel(k).with(1,\\\n2)(x);"),
+        ):
+            self.assertEqual(self.rewritten(text), wanted)
+
+    def test_what_is_no_launch(self) -> None:
+        for text in (
+            "// k<<<1, 2>>>(x);", "/* k<<<1,\n2>>>(x); */", 's = "k<<<1, 2>>>(x)";', 'R"a(k<<<1, 2>>>(x)))a"',
+            "// this goes on \\\n k<<<1, 2>>>(x);", "a << b >> c; A<B<C<int>>> d;", "'\"'; // k<<<1, 2>>>",
+        ):
+            self.assertEqual(self.rewritten(text), text)
+
+    def test_kernels_whose_arguments_are_deduced(self) -> None:
+        one = "template <class T, int n = 4> __global__ void __launch_bounds__(256) k(T* x) {}\n"
+        called = "deduced<kernels::k>([=](auto... its) { k(its...); }).with(1, 2)(x);"
+        self.assertEqual(self.rewritten(f"{one}k<<<1, 2>>>(x);"), one + called)
+        self.assertEqual(self.rewritten(f"{one}k<float><<<1, 2>>>(x);"), f"{one}kernel(k<float>).with(1, 2)(x);")
+        self.assertIn("deduced", self.rewritten("__global__ void k(int n = 3) {}\nvoid f() { k<<<1, 2>>>(); }"))
+
+    def test_dynamic_shared_memory(self) -> None:
+        inside = self.rewritten("void f() { extern __shared__ __align__(16) float s[], t[][33]; }")
+        self.assertEqual(" ".join(inside.split()),
+                         "void f() { float (&s)[] = DynamicShared(), (&t)[][33] = DynamicShared(); }")
+        outside = self.rewritten("namespace n { extern __shared__ float s[]; }")
+        self.assertIn('extern __thread  float s[] __asm__("worklog_dynamic_shared");', outside)
+        for text in ('extern "C" void f();', "extern int n;", "void f() { __shared__ float s[4]; }"):
+            self.assertEqual(self.rewritten(text), text)
+
+    def test_a_main_of_its_own(self) -> None:
+        self.assertEqual(self.rewritten("int main() { main_loop(); }"), "int worklog_learners_main() { main_loop(); }")
+
+
+class Entries(unittest.TestCase):
+    def words(self, parameters: str, operation: str = "layernorm_forward") -> str:
+        return " ".join(solve_entry.find_entry(f"void solve({parameters}) {{}}", operation, "my.cu").words)
+
+    def test_by_name_and_by_order(self) -> None:
+        self.assertEqual(self.words("const float* input, const float* weight, const float* bias, float* output, int N, "
+                                    "int C, float eps"), "x gamma beta y rows cols eps")
+        self.assertEqual(self.words("float* out, float* mean, float* rstd, const float* inp, const float* weight, "
+                                    "const float* bias, size_t B, size_t C"), "y mean rstd x gamma beta rows cols")
+        self.assertEqual(self.words("const float* p, const float* q, const float* s, float* t, int N, int D, float e"),
+                         "x gamma beta y rows cols eps")
+        self.assertEqual(self.words("const float* x, const float* residual, const float* weight, float* out, int N, "
+                                    "int C, float eps", "add_rmsnorm_forward"), "x residual gamma y rows cols eps")
+        self.assertEqual(self.words("const float* input, float gamma, float beta, float* output, int N, float eps",
+                                    "rmsnorm_forward"), "x one zero y cols eps")
+
+    def test_types(self) -> None:
+        entry = solve_entry.find_entry(
+            "void solve(const __half* x, const float* w, const float* b, half* y, int n, int d, cudaStream_t s) {}",
+            "layernorm_forward", "my.cu",
+        )
+        self.assertEqual((entry.dtype, entry.param_dtype), ("fp16", "fp32"))
+        self.assertIn("solve((const __half*)pointers[0], (const float*)pointers[1]", entry.call)
+        self.assertIn(", stream);", entry.call)
+
+    def test_the_struct_of_the_library(self) -> None:
+        entry = solve_entry.find_entry(
+            '#include "common/library/norm_worklog.h"\n'
+            "void solve(const nw_rmsnorm_forward_args* args, cudaStream_t stream) {}", "rmsnorm_forward", "my.cu",
+        )
+        self.assertEqual(entry.told, "rmsnorm_forward fp32 fp32 x gamma y rstd rows cols eps")
+        self.assertIn("args.x_stride = sizes[1];", entry.call)
+        with self.assertRaises(ExerciseError):
+            solve_entry.find_entry("void solve(const nw_rmsnorm_forward_args* a) {}", "layernorm_forward", "my.cu")
+
+    def test_every_operation_has_an_entry(self) -> None:
+        for operation in solve_entry.TENSORS:
+            declared = solve_entry.expected(operation)
+            entry = solve_entry.find_entry(declared + " {}", operation, "my.cu")
+            required = solve_entry.TENSORS[operation][0].split()
+            self.assertEqual([word for word in entry.words if word in required], required)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
