@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +305,8 @@ def judge(
         if built.program is None:
             found.problems = [Problem("compile", built.errors), *(vetting.result() if vetting else [])]
             return found
-        checking = pool.submit(check_all, exercise, built.program, work, limits, prefix)
+        checking = pool.submit(
+            check_all, exercise, built.program, work, limits, prefix, toolchain.is_of_cpu_layer)
         if counted:
             drawn = exercise.counted_flags(secrets.randbits(32) if seed is None else seed)
             text = source.read_text(encoding="utf-8", errors="replace")
@@ -358,19 +359,20 @@ def same_code(one: Path, other: Path) -> bool:
 
 
 def check_all(
-    exercise: Exercise, program: Path, work: Path, limits: Limits, prefix: Sequence[str]
+    exercise: Exercise, program: Path, work: Path, limits: Limits, prefix: Sequence[str], on_cpu_layer: bool
 ) -> tuple[list[Problem], int]:
     """The problems of the ordinary runs, and how many results were compared. Ends after the first run that has
-    problems."""
+    problems. A kernel that is right must be right in reverse order, too, where there is an order to choose."""
     compared = 0
-    for flags in exercise.checks:
+    in_reverse = [f"{flags} --order reverse" for flags in exercise.checks if on_cpu_layer]
+    for flags in [*exercise.checks, *in_reverse]:
         done = run(program, [*shlex.split(flags), "--check-only"], work / "report.json", limits, prefix=prefix)
         if problem := ending(done, exercise, flags):
             return [problem], compared
         checks = done.document.get("checks", [])
-        compared += len(checks)
+        compared += 0 if flags in in_reverse else len(checks)
         if problems := problems_of_checks(checks):
-            return problems, compared
+            return [with_order(each) for each in problems] if flags in in_reverse else problems, compared
         if done.code != 0 or not checks:
             text = (
                 f"with {flags} the program ended with exit code {done.code}, and its report says nothing against it:\n"
@@ -378,6 +380,15 @@ def check_all(
             )
             return [Problem("report", text)], compared
     return [], compared
+
+
+def with_order(problem: Problem) -> Problem:
+    """Of a run in reverse order, after all were right in the usual one."""
+    text = (
+        f"{problem.text}\nThis is so where blocks, warps and lanes get their turns in reverse order (--order reverse), "
+        "and not in the usual one: the result depends on who comes first. Is a barrier or a lock missing?"
+    )
+    return replace(problem, text=text)
 
 
 def ending(done: Run, exercise: Exercise, flags: str) -> Problem | None:

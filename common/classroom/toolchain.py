@@ -57,6 +57,10 @@ class Toolchain:
     def can_count(self) -> bool:
         return self._commands("exercise_counting") != []
 
+    @property
+    def is_of_cpu_layer(self) -> bool:
+        return "nvcc" not in Path(self.recipe(False).compile[0]).name
+
     def recipe(self, counting: bool) -> Recipe:
         """How the program `exercise`, or the one that counts, is built."""
         target = "exercise_counting" if counting else "exercise"

@@ -236,6 +236,14 @@ class Teacher(unittest.TestCase):
                      "kernel<<<blocks, threads, 0, stream>>>(p)"),
         "extern": ("__shared__ float scratch[threads_per_block]", "extern __shared__ float scratch[]"),
         "assembly": ("    float sum = 0.0f;", '    float sum;\n    asm("mov.f32 %0, 0f00000000;" : "=f"(sum));'),
+        "last": (  # adds up what all others have left: they have only where it comes last
+            "  scratch[threadIdx.x] = value;\n  __syncthreads();\n",
+            "  scratch[threadIdx.x] = value;\n  if (threadIdx.x == blockDim.x - 1) {\n"
+            "    double sum = 0;\n    for (unsigned i = 0; i < blockDim.x; ++i) sum += scratch[i];\n"
+            "    scratch[0] = static_cast<float>(sum);\n  }\n"
+            "  __syncthreads();\n  value = scratch[0];\n  __syncthreads();\n  if (threadIdx.x < blockDim.x) "
+            "return value;\n",
+        ),
         "lazy": (
             "threadIdx.x < stride) scratch[threadIdx.x] +=",
             "threadIdx.x + stride < 256) scratch[threadIdx.x] +=",
@@ -275,6 +283,13 @@ class Teacher(unittest.TestCase):
         self.assertRegex(found.text, r"on input normal, 3 x 33, fp32: \d+ of 105 elements are wrong")
         self.assertRegex(found.text, r"y at row 0, column 0 is [-\d.e]+, and should be [-\d.e]+")
         self.assertIn("What this usually means: ", found.text)
+
+    def test_what_is_right_in_one_order_only_is_refused(self) -> None:
+        self.assertIn("wrong", self.kinds("last"))
+        found = next(problem for problem in self.found["last"].problems if problem.kind == "wrong")
+        self.assertRegex(found.text, r"in reverse order \(--order reverse\), and not in the usual one")
+        usual = next(problem for problem in self.found["barrier"].problems if problem.kind == "wrong")
+        self.assertNotIn("reverse", usual.text)
 
     def test_a_typing_error_has_its_line(self) -> None:
         self.assertEqual(self.kinds("typing"), {"compile"})

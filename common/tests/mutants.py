@@ -11,9 +11,13 @@ A mutant is an entry of common/tests/mutants/NN.toml: in `file` of the stage, `t
 times), becomes `becomes`; `because` says what is then wrong, and `caught_by` what must find it:
 
     cases       the stage's own CTest cases, ctest -R '^NN'
-    count       its case NN.count: the CPU layer's counter, which looks for races and for reads of what nobody wrote
+    count       its cases NN.count...: the CPU layer's counter, which looks for races and for reads of what nobody wrote
     elsewhere   nothing on the CPU layer can: `tool` names what does, and why; need not have been run here
     nothing     nothing does yet: `tool` says why. A gap of the suite, listed with its reason.
+
+Only one unit of the stage's program is compiled with the mistake in it: the lesson's, variants.cu; or of the final
+kernels, which have a unit for each operation and pair of types, the `unit` that the mutant names, such as
+layer_norm_fp32 or layer_norm_bf16_fp32. The cases are then run with its types.
 
 Each worker has a copy of the tree and one build folder, so that a mutant compiles the one unit that it is in. A case
 that fails, or does not end, has caught the mutant. Exit code 1 where a mutant survives that must be caught, where one
@@ -49,7 +53,8 @@ README = FOLDER / "README.md"
 NOT_COPIED = ("build", ".git", ".venv", "site", "my", "__pycache__", "results", "charts", "notes", "docs")
 CAUGHT_BY = ("cases", "count", "elsewhere", "nothing")
 NEEDED = {"name", "file", "text", "becomes", "because", "caught_by"}
-ALLOWED = NEEDED | {"count", "tool"}
+ALLOWED = NEEDED | {"count", "tool", "unit"}
+PAIRS = ("fp32", "fp16", "fp16_fp32", "bf16", "bf16_fp32")
 BEGIN, END = "<!-- begin: outcomes -->", "<!-- end: outcomes -->"
 
 
@@ -68,6 +73,17 @@ class Mutant:
     caught_by: str
     count: int = 1
     tool: str = ""
+    unit: str = ""  # of a final kernel: the operation and the types that it is compiled for
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """Of the unit's elements, and of its parameters."""
+        words = [word for word in self.unit.split("_") if word in PAIRS]
+        return (words[0], words[-1]) if words else ("", "")
+
+    @property
+    def operation(self) -> str:
+        return "_".join(word for word in self.unit.split("_") if word not in PAIRS)
 
     @property
     def id(self) -> str:
@@ -80,7 +96,7 @@ class Mutant:
     @property
     def digest(self) -> str:
         """Of what is changed into what: an outcome is of this mutant, or of one that had its name."""
-        words = (self.path, self.text, self.becomes, str(self.count))
+        words = (self.path, self.text, self.becomes, str(self.count)) + ((self.unit,) if self.unit else ())
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 
     def applied(self, root: Path) -> str:
@@ -117,6 +133,9 @@ def mutants_of(file: Path) -> list[Mutant]:
         if entry["text"] == entry["becomes"]:
             raise MutantError(f"{file.name}, {name}: nothing is changed")
         found.append(Mutant(stage=folders[0], **entry))
+        source = ROOT / folders[0] / f"final/{found[-1].operation}.cu"
+        if entry["file"].startswith("final/") != bool(found[-1].types[0] and source.is_file()):
+            raise MutantError(f"{file.name}, {name}: `unit` is for a mutant of final/, and needed there")
     return found
 
 
@@ -143,9 +162,26 @@ class Case:
     environment: tuple[str, ...]
 
     @property
+    def counts(self) -> bool:
+        return ".count" in self.name
+
+    @property
     def guess(self) -> float:
         """Seconds that it may take: those of few shapes come first."""
         return 1 if re.search(r"without|eps|momentum|plain|strided|uneven_|outputs|only_|fp32_par", self.name) else 10
+
+    def in_types(self, element: str, parameter: str) -> Case | None:
+        """The same with these types only; None where it has others."""
+        command = list(self.command)
+        at = command.index("--dtype") + 1 if "--dtype" in command else 0
+        if not at or (command[at] != "all" and element not in command[at].split(",")):
+            return None
+        command[at] = element
+        if "--param-dtype" in command and command[command.index("--param-dtype") + 1] != parameter:
+            return None
+        if "--param-dtype" not in command and parameter != element:
+            command += ["--param-dtype", parameter]
+        return replace(self, command=tuple(command))
 
     def run(self) -> str | None:
         """None where it passes, else its first words on what is wrong."""
@@ -168,8 +204,9 @@ def first_words(printed: str, code: int) -> str:
     """What the program says of the first thing that is wrong, short."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     head = next((i for i, line in enumerate(lines) if line.startswith("variant ")), -1)
-    fine = ("passed", "fails as expected", "fails, and may", "left out")
-    line = next((line for line in lines[head + 1 :] if not any(word in line for word in fine)), f"exit code {code}")
+    fine = ("passed", "fails, as recorded", "fails, and may", "left out")
+    told = [line for line in lines[head + 1 :] if not any(word in line for word in fine)] or [f"exit code {code}"]
+    line = next((line for line in told if line.endswith("FAILED") or line.startswith("FOUND")), told[0])
     return re.sub(r"\s+", " ", line)[:160]
 
 
@@ -182,7 +219,7 @@ class Outcome:
 
     @property
     def by(self) -> str:
-        return "" if not self.case else "count" if self.case.endswith(".count") else "cases"
+        return "" if not self.case else "count" if ".count" in self.case else "cases"
 
     @property
     def problem(self) -> str:
@@ -204,7 +241,7 @@ class Worker:
     def __init__(self, root: Path) -> None:
         self.root, self.build = root, root / "build/cpu"
         self.cases: dict[str, list[Case]] = {}
-        self.counts: dict[str, Case] = {}
+        self.counts: dict[str, list[Case]] = {}
         if not (root / "CMakeLists.txt").is_file():
             shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         else:
@@ -232,7 +269,32 @@ class Worker:
         return done.stdout
 
     def make(self, target: str) -> None:
-        self.tool("ninja", "-C", str(self.build), target)
+        self.tool("ninja", "-j", "1", "-C", str(self.build), target)
+
+    def make_mutant(self, mutant: Mutant, counting: bool = False) -> None:
+        """The stage's program with the mistake in one unit. For the others the file is as it was, and as old."""
+        target = f"{mutant.stage}_counting" if counting else mutant.stage
+        file = self.root / mutant.path
+        original, was = file.read_bytes(), file.stat()
+        unit = self.object_of(mutant, counting)
+        try:
+            try:
+                file.write_text(mutant.applied(self.root), encoding="utf-8")
+                self.make(unit)
+            finally:
+                file.write_bytes(original)
+                os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+            self.make(target)
+        finally:
+            (self.build / unit).unlink(missing_ok=True)  # else it would be taken for one of the file as it is
+
+    @staticmethod
+    def object_of(mutant: Mutant, counting: bool) -> str:
+        kind = "counting" if counting else "variants"
+        if not mutant.unit:
+            return f"CMakeFiles/{mutant.stage}_{kind}.dir/{mutant.stage}/variants.cu.o"
+        unit = f"{mutant.stage}_{mutant.unit}{'_counting' * counting}"
+        return f"CMakeFiles/{unit}.dir/{mutant.stage}/final/{mutant.operation}.cu.o"
 
     def listed(self, stage: str) -> list[Case]:
         listed = json.loads(
@@ -253,7 +315,7 @@ class Worker:
         """All but .count, the quickest first, as far as that is known."""
         if stage not in self.cases:
             self.make(stage)
-            self.cases[stage] = [each for each in self.listed(stage) if not each.name.endswith(".count")]
+            self.cases[stage] = [each for each in self.listed(stage) if not each.counts]
             # What a case that fails is run with once more: the program without a mutant.
             shutil.copy2(self.build / "bin" / stage, self.without_mutant(stage))
         return sorted(self.cases[stage], key=lambda case: Worker.seconds.get(case.name, case.guess))
@@ -267,12 +329,13 @@ class Worker:
         """Without where this copy lies."""
         return said.replace(f"{self.root.resolve()}/", "").replace(f"{self.root}/", "")
 
-    def count_of(self, stage: str) -> Case:
+    def counts_of(self, stage: str) -> list[Case]:
         """Its programs take long to compile in the later stages: only where a mutant gets past the cases."""
         if stage not in self.counts:
             self.make(f"{stage}_counting")
-            self.counts[stage] = next(each for each in self.listed(stage) if each.name.endswith(".count"))
-            self.require(self.counts[stage])
+            self.counts[stage] = [each for each in self.listed(stage) if each.counts]
+            for case in self.counts[stage]:
+                self.require(case)
         return self.counts[stage]
 
     def require(self, case: Case) -> None:
@@ -285,26 +348,23 @@ class Worker:
         Worker.seconds[case.name] = time.monotonic() - begin
 
     def outcome_of(self, mutant: Mutant) -> Outcome:
-        cases = self.cases_of(mutant.stage)
-        file = self.root / mutant.path
-        original, mutated = file.read_text(encoding="utf-8"), mutant.applied(self.root)
+        cases: Iterable[Case | None] = self.cases_of(mutant.stage)
+        if mutant.unit:
+            cases = [case.in_types(*mutant.types) for case in cases if case]
         begin = time.monotonic()
-        try:
-            file.write_text(mutated, encoding="utf-8")
-            self.make(mutant.stage)
-            for case in cases:
-                if (said := case.run()) is not None:
-                    self.require(replace(case, command=(str(self.without_mutant(mutant.stage)), *case.command[1:])))
-                    return Outcome(mutant, case.name, self.without_place(said), time.monotonic() - begin)
-            file.write_text(original, encoding="utf-8")
-            count = self.count_of(mutant.stage)
-            file.write_text(mutated, encoding="utf-8")
-            self.make(f"{mutant.stage}_counting")
-            if (said := count.run()) is not None:
-                return Outcome(mutant, count.name, self.without_place(said), time.monotonic() - begin)
-            return Outcome(mutant, "", "", time.monotonic() - begin)
-        finally:
-            file.write_text(original, encoding="utf-8")
+        self.make_mutant(mutant)
+        for case in cases:
+            if case is not None and (said := case.run()) is not None:
+                self.require(replace(case, command=(str(self.without_mutant(mutant.stage)), *case.command[1:])))
+                return Outcome(mutant, case.name, self.without_place(said), time.monotonic() - begin)
+        counts: Iterable[Case | None] = self.counts_of(mutant.stage)
+        if mutant.unit:
+            counts = [case.in_types(*mutant.types) for case in counts if case]
+        self.make_mutant(mutant, counting=True)
+        for case in counts:
+            if case is not None and (said := case.run()) is not None:
+                return Outcome(mutant, case.name, self.without_place(said), time.monotonic() - begin)
+        return Outcome(mutant, "", "", time.monotonic() - begin)
 
 
 def run(mutants: Sequence[Mutant], work: Path, jobs: int) -> Iterable[Outcome | MutantError]:
@@ -355,7 +415,7 @@ def readme(mutants: Sequence[Mutant], known: dict[str, dict[str, Any]]) -> str:
         raise MutantError(f"{README.name} does not have its two markers")
     caught = [mutant for mutant in mutants if known.get(mutant.id, {}).get("case")]
     survived = [mutant for mutant in mutants if mutant not in caught]
-    by_count = [mutant for mutant in caught if known[mutant.id]["case"].endswith(".count")]
+    by_count = [mutant for mutant in caught if ".count" in known[mutant.id]["case"]]
     not_run = " (Not run.)"
     parts = [
         f"{len(mutants)} mutants: {len(caught) - len(by_count)} caught by the stage's cases, {len(by_count)} by its "
