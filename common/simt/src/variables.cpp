@@ -9,12 +9,6 @@
 
 #include "launch.h"
 
-// Where the kernels of this program or library begin: `__global__` asks the compiler to note it (simt/qualifiers.h).
-extern "C" {
-[[gnu::weak, gnu::visibility("hidden")]] extern const uintptr_t __start___patchable_function_entries[];
-[[gnu::weak, gnu::visibility("hidden")]] extern const uintptr_t __stop___patchable_function_entries[];
-}
-
 namespace simt::detail {
 
 struct SharedVariables::Symbol {
@@ -79,8 +73,6 @@ SharedVariables::SharedVariables() {
   std::vector<ElfW(Ehdr)> header;
   std::vector<ElfW(Shdr)> sections;
   if (!read(0, 1, header) || !read(header[0].e_shoff, header[0].e_shnum, sections)) return;
-  std::vector<uintptr_t> entries(__start___patchable_function_entries, __stop___patchable_function_entries);
-  std::sort(entries.begin(), entries.end());
   for (const auto& section : sections) {
     if (section.sh_type != SHT_SYMTAB || section.sh_link >= sections.size()) continue;
     std::vector<ElfW(Sym)> symbols;
@@ -92,12 +84,9 @@ SharedVariables::SharedVariables() {
       if (symbol.st_shndx == SHN_UNDEF || symbol.st_name >= names.size()) continue;
       const char* const name = &names[symbol.st_name];
       if (ELF64_ST_TYPE(symbol.st_info) == STT_TLS) in_storage.push_back({symbol.st_value, symbol.st_size, name});
-      if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC) continue;
-      // The entry may lie behind an instruction that marks where jumps may go.
-      const uintptr_t begin = loaded + symbol.st_value;
-      const auto entry = std::lower_bound(entries.begin(), entries.end(), begin);
-      if (entry != entries.end() && *entry - begin < 16 && *entry - begin < symbol.st_size) {
-        add_kernel(reinterpret_cast<const void*>(begin), name);
+      // As `__global__` asks for (simt/qualifiers.h).
+      if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && ELF64_ST_VISIBILITY(symbol.st_other) == STV_PROTECTED) {
+        add_kernel(reinterpret_cast<const void*>(loaded + symbol.st_value), name);
       }
     }
   }
@@ -163,7 +152,7 @@ void SharedVariables::add_kernel(const void* kernel, const std::string& symbol) 
   if (!name.empty()) by_name_.emplace(name, number);
 }
 
-// Of one that the compiler has not noted, what stands in it is found now.
+// Of one that the program's symbols do not tell, what stands in it is found now.
 uint32_t SharedVariables::number_of(const void* kernel) {
   const auto known = numbers_.find(kernel);
   if (known != numbers_.end()) return known->second;
