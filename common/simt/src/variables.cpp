@@ -179,7 +179,7 @@ bool SharedVariables::is_free(uintptr_t offset) const {
 const SharedVariables::Zones* SharedVariables::zones_of_running() {
   const auto [entry, is_new] = zones_.try_emplace(running_);
   if (!is_new) return entry->second;
-  auto* const found = new Zones();
+  Zones* const found = made_.emplace_back(std::make_unique<Zones>()).get();
   entry->second = found;
   std::vector<uint16_t> own;
   for (uint16_t i = 0; i < variables_.size(); ++i) {

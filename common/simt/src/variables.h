@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -67,7 +68,8 @@ class SharedVariables {
   std::vector<uint8_t> gap_;         // by byte: belongs to nobody, right behind a variable
   std::unordered_map<const void*, uint32_t> numbers_;
   std::unordered_map<std::string, uint32_t> by_name_;
-  std::map<uint32_t, const Zones*> zones_;  // of kernels, by number; never freed: OS threads go by where they are
+  std::map<uint32_t, const Zones*> zones_;    // of kernels, by number
+  std::vector<std::unique_ptr<Zones>> made_;  // all that there were: OS threads go by where they are
   uint32_t running_ = 0;
   uint16_t dynamic_ = none;
 };
