@@ -300,7 +300,7 @@ def shared_edits(tokens: Sequence[Token], at: int, edits: list[Edit]) -> None:
 
 # --- A source with the headers beside it ------------------------------------------------------------------------------
 def with_headers(path: Path, most_bytes: int) -> str:
-    """The source, with the headers of its own folder in the place of their includes. Raises ExerciseError."""
+    """The source, with the headers of its own folder instead of their includes. Raises ExerciseError."""
     folder = path.resolve().parent
     once: set[Path] = set()
 

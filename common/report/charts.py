@@ -1411,7 +1411,7 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
 WAITS = (
     ("waits_memory", "memory", "#0072B2", ""),
     ("waits_shared", "shared memory", "#E69F00", "///"),
-    ("waits_barrier", "a barrier", "#009E73", "xxx"),
+    ("waits_barrier", "a barrier", "#009E73", "xx"),
     ("waits_queue", "room for a request", "#8E5C9E", "..."),
     ("waits_dispatch", "its turn: it could go on", "#c9d0d6", ""),
 )

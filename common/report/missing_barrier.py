@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from origins import commit_now
+from origins import write_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs/data/missing_barrier.json"
@@ -88,8 +88,6 @@ def document(program: Path) -> dict[str, Any]:
             "title": "Stage 02 without the barrier in tree_sum's loop, on the CPU layer",
             "shape": "1024x1024", "dtype": "fp32", "input": "normal",
             "note": "Made by common/report/missing_barrier.py; a test compares it with what the program gives now.",
-            "commit": commit_now(),
-            "commit_note": "The tree that they were made in. A test makes them anew at every other",
         },
         "figures": figures,
     }
@@ -118,9 +116,7 @@ def main() -> int:
         ]
         print("\n".join(differing) or f"{len(kept)} figures agree")
         return 1 if differing else 0
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in found["figures"].items())
-    source = json.dumps(found["source"], indent=2).replace("\n", "\n  ")
-    DATA.write_text(f'{{\n  "source": {source},\n  "figures": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    write_figures(DATA, found["source"], found["figures"])
     return 0
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from origins import commit_now
+from origins import write_figures
 from rounded_sum import fp32
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,11 +180,8 @@ def main() -> int:
         "dtype": "fp32",
         "input": "normal: deviation 1 around each mean",
         "note": "Made by common/report/offset_error.py; a test compares it with what comes out now.",
-        "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
     }
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in found.items())
-    shown = json.dumps(source, indent=2).replace("\n", "\n  ")
-    DATA.write_text(f'{{\n  "source": {shown},\n  "figures": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    write_figures(DATA, source, found)
     return 0
 
 

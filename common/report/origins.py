@@ -12,6 +12,7 @@ ends with 1 where a file or a figure names no commit, or one that the history do
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -62,6 +63,16 @@ def git(root: Path, *words: str) -> str:
 def commit_now(root: Path = ROOT) -> str:
     """The commit that is checked out: what is measured now is of it."""
     return git(root, "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "")
+
+
+def write_figures(path: Path, source: dict[str, Any], figures: dict[str, Any]) -> None:
+    """A file of docs/data that a test makes anew at each commit: a line to a figure."""
+    source = source | {
+        "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
+    }
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in figures.items())
+    shown = json.dumps(source, indent=2).replace("\n", "\n  ")
+    path.write_text(f'{{\n  "source": {shown},\n  "figures": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
 
 
 def history_of(root: Path) -> Callable[[str], bool] | None:

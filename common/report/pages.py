@@ -55,7 +55,7 @@ DOCS_ORDER = (
     "two-gpus.md", "your-gpu.md", "compare.md", "how-it-compares.md", "resources.md", "verified.md", "teaching.md",
     "questions.md", "glossary.md", "sources.md",
 )
-PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PROJECT = ("docs/changelog.md", "CONTRIBUTING.md", "docs/security.md")
 
 
 def documents() -> list[Path]:
@@ -68,7 +68,7 @@ def documents() -> list[Path]:
     def place(path: Path) -> tuple[int, str]:
         return DOCS_ORDER.index(path.name) if path.name in DOCS_ORDER else 99, path.name
 
-    docs = sorted((ROOT / "docs").glob("*.md"), key=place)
+    docs = sorted((path for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in PROJECT), key=place)
     rooms = sorted(ROOT.glob("common/*/README.md")) + sorted(ROOT.glob("common/library/python/README.md"))
     project = [ROOT / name for name in PROJECT if (ROOT / name).is_file()]
     rooms += [ROOT / BUG_HUNT] if (ROOT / BUG_HUNT).is_file() else []
@@ -193,14 +193,14 @@ def navigation(pages: list[Path], written: dict[str, str]) -> list[Any]:
         name = path.relative_to(ROOT).as_posix()
         if name == FIRST:
             first.append({title(path): name})
+        elif name in PROJECT:
+            project.append({title(path): name})
         elif path.parent == ROOT / "docs":
             docs.append({title(path): name})
         elif name == BUG_HUNT:
             hunt.append({title(path): name})
         elif path.is_relative_to(ROOT / "common"):
             rooms.append({title(path): name})
-        elif name in PROJECT:
-            project.append({title(path): name})
         elif path.parent.parent == ROOT:
             ladder.append({title(path): of_stage(path.parent, pages, written)})
     made = [name for name in written if name.endswith(".md") and not (ROOT / name).is_file()]

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from origins import commit_now
+from origins import write_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs/data/rounded_sum.json"
@@ -135,11 +135,8 @@ def main() -> int:
         "dtype": "bf16",
         "input": f"normal: x has deviation 1, the residual {RESIDUAL_DEVIATION:g}, gamma 0.1 around 1",
         "note": "Made by common/report/rounded_sum.py; a test compares it with what comes out now.",
-        "commit": commit_now(), "commit_note": "The tree that they were made in. A test makes them anew at every other",
     }
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figure)}" for name, figure in found.items())
-    shown = json.dumps(source, indent=2).replace("\n", "\n  ")
-    DATA.write_text(f'{{\n  "source": {shown},\n  "figures": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    write_figures(DATA, source, found)
     return 0
 
 

@@ -39,7 +39,7 @@ OPTIONS = {
 
 
 PAGES = (
-    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "[0-9][0-9]_*/README.md",
+    "README.md", "CONTRIBUTING.md", "[0-9][0-9]_*/README.md",
     "[0-9][0-9]_*/notes/*.md", "[0-9][0-9]_*/exercise/README.md", "docs/*.md", "common/*/README.md",
     "common/library/python/README.md", "common/tests/*/README.md",
 )

@@ -2422,12 +2422,12 @@ class Pages(Playground):
         self.assertEqual(pages.navigation(found, staging.written)[2], {"Step through the kernels": "traces/README.md"})
         del staging.written["traces/README.md"]
         self.write("docs/primer.md", "# A GPU in ten minutes\n")
-        self.write("SECURITY.md", "# Security\n")
-        self.write("CHANGELOG.md", "# Changes\n")
+        self.write("docs/security.md", "# Security\n")
+        self.write("docs/changelog.md", "# Changes\n")
         nav = pages.navigation(pages.documents(), staging.written)
         self.assertEqual(nav[1], {"A GPU in ten minutes": "docs/primer.md"})
         self.assertEqual(nav[3], {"Method, numerics, teaching": [{"Method": "docs/method.md"}]})
-        self.assertEqual(nav[5], {"The project": [{"Changes": "CHANGELOG.md"}, {"Security": "SECURITY.md"}]})
+        self.assertEqual(nav[5], {"The project": [{"Changes": "docs/changelog.md"}, {"Security": "docs/security.md"}]})
 
 
 class Slides(Playground):
@@ -2519,12 +2519,12 @@ class Release(unittest.TestCase):
     def test_it_is_the_same_version(self) -> None:
         version = self.found("CMakeLists.txt", r"^project\(norm_worklog VERSION (\S+)")
         self.assertEqual(self.found("CITATION.cff", r"^version: (\S+)"), version)
-        self.assertEqual(self.found("CHANGELOG.md", r"^## (\S+)"), version)
+        self.assertEqual(self.found("docs/changelog.md", r"^## (\S+)"), version)
         self.assertEqual(self.found("common/library/python/normworklog/__init__.py", r'^__version__ = "(.*)"'), version)
 
     def test_it_is_of_the_same_day(self) -> None:
         day = self.found("CITATION.cff", r"^date-released: (\S+)")
-        self.assertEqual(self.found("CHANGELOG.md", r"^## \S+ · (\S+)"), day)
+        self.assertEqual(self.found("docs/changelog.md", r"^## \S+ · (\S+)"), day)
 
 
 class Imports(unittest.TestCase):
