@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import unittest
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -33,7 +34,7 @@ import figures
 import results
 import rivals
 import source_hash
-from cells import COLS, MODES, TENSORS, Cell, grid
+from cells import COLS, DECODED_ROWS, MODEL_COLS, MODES, PUBLISHED, TENSORS, Cell, cell_of, grid
 from place import Place
 
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
@@ -61,6 +62,7 @@ class Grid(unittest.TestCase):
     def test_spans_what_it_promises(self) -> None:
         cells = grid(True)
         self.assertEqual(len(cells), len(set(cells)))
+        self.assertGreater(len(cells), 900)
         self.assertEqual({cell.operation for cell in cells}, set(TENSORS))
         self.assertEqual({cell.dtype for cell in cells}, {"fp32", "fp16", "bf16"})
         rows = [cell for cell in cells if cell.operation == "layernorm_backward"]
@@ -74,15 +76,40 @@ class Grid(unittest.TestCase):
         self.assertNotIn("graph", Cell("layernorm_forward", "fp32", 65536, 4096).modes)
         self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in grid(False)))
 
-    def test_batchnorm_comes_before_the_odd_widths(self) -> None:
+    def test_a_run_that_ends_early_has_some_of_everything(self) -> None:
+        """Each operation and type once; then all shapes that NVIDIA publishes figures of; and at each end in between
+        about as many cells of each operation."""
         cells = grid(True)
-        batch = [i for i, cell in enumerate(cells) if cell.operation.startswith("batchnorm") and cell.dtype == "bf16"]
-        odd = [i for i, cell in enumerate(cells) if cell.cols == 4097 and cell.dtype == "bf16"]
-        self.assertLess(max(batch), min(odd))
-        self.assertLess(
-            max(i for i, cell in enumerate(cells) if cell.dtype == "bf16"),
-            min(i for i, cell in enumerate(cells) if cell.dtype == "fp32"),
-        )
+        kinds = len(TENSORS) * 3
+        self.assertEqual(len({(cell.operation, cell.dtype) for cell in cells[:kinds]}), kinds)
+        over_rows = [cell for cell in cells if not cell.operation.startswith("batchnorm")]
+        first = over_rows[:8 * 3 * len(PUBLISHED)]
+        self.assertEqual({(cell.rows, cell.cols) for cell in first}, set(PUBLISHED))
+        self.assertEqual({(cell.operation, cell.dtype, cell.rows, cell.cols) for cell in first},
+                         {(o, d, *shape) for o, d in {(c.operation, c.dtype) for c in first} for shape in PUBLISHED})
+        for end in range(kinds, 500, 25):
+            counts = Counter(cell.operation for cell in cells[:end])
+            self.assertLessEqual(max(counts.values()) - min(counts.values()), end // 10, end)
+        late = [cell.cols for cell in over_rows[len(first):len(first) + 160]]
+        self.assertLess(min(late), 256)
+        self.assertGreater(max(late), 30000)
+
+    def test_has_the_shapes_of_models(self) -> None:
+        cells = grid(True)
+        for operation in ("rmsnorm_forward", "add_layernorm_backward"):
+            own = [cell for cell in cells if cell.operation == operation and cell.dtype == "bf16"]
+            self.assertLessEqual(set(MODEL_COLS), {cell.cols for cell in own})
+            self.assertLessEqual({*DECODED_ROWS, 2048, 8192, 16384}, {c.rows for c in own if c.cols in MODEL_COLS})
+
+    def test_images_have_both_layouts(self) -> None:
+        images = [cell for cell in grid(True) if cell.pixels > 1]
+        self.assertEqual({cell.operation for cell in images}, {o for o in TENSORS if o.startswith("batchnorm")})
+        self.assertEqual(len({(c.dtype, c.first) for c in images}), 6)
+        one = Cell("batchnorm_train", "bf16", 32, 256, 3136, True)
+        self.assertIn(one, images)
+        self.assertEqual((one.shape, one.tensor_bytes), ("32x256x3136-first", 32 * 256 * 3136 * 2))
+        self.assertTrue(all(cell_of(f"compare/ours/{cell.name}/cold") == ("ours", cell, "cold") for cell in grid(True)))
+        self.assertEqual(len({compare.kept_in(Path("."), cell) for cell in images}), len(images))
 
     def test_can_be_narrowed(self) -> None:
         printed = io.StringIO()
