@@ -23,7 +23,7 @@ TOTALS_NOTE = (
     "of the larger spread, up to 10 %"
 )
 RIVALS_NOTE = (
-    "Each of the others alone, in the cells that both have a right result in, by what the GPU took (cold, warm, graph). "
+    "Each of the others alone, in the cells that both have a right result in, by the GPU's time (cold, warm, graph). "
     "*Level*: within 2 %, and between events on tensors of up to 16 MiB within half of the larger spread, up to 10 %. "
     "*First call*: of a new shape, with what it builds or compiles; of a backward pass with the forward pass before "
     "it. The median over the cells in which it was measured with empty caches"
