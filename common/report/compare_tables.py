@@ -24,7 +24,9 @@ TOTALS_NOTE = (
 )
 RIVALS_NOTE = (
     "Each of the others alone, in the cells that both have a right result in, by the GPU's time (cold, warm, graph). "
-    "*Level*: within 2 %, and between events on tensors of up to 16 MiB within half of the larger spread, up to 10 %. "
+    "*Level*: within 2 %, and between events on tensors of up to 16 MiB within half of the larger spread, up to 10 %"
+)
+FIRST_NOTE = (
     "*First call*: of a new shape, with what it builds or compiles; of a backward pass with the forward pass before "
     "it. The median over the cells in which it was measured with empty caches"
 )
@@ -61,7 +63,8 @@ def against_peers(place: Place) -> Table:
         return with_source(place, path, runs, totals_lines(found, runs), [TOTALS_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "rivals":
         text = rivals_lines(document, found, runs)
-        return with_source(place, path, runs, text, [RIVALS_NOTE, *left_out(document)], found)
+        notes = [RIVALS_NOTE, FIRST_NOTE if first_calls(document) else "", *left_out(document)]
+        return with_source(place, path, runs, text, notes, found)
     limit = place.option("limit", str(len(found)))
     if not limit.isdecimal():
         raise ReportError(f"limit is '{limit}'; it must be a number")
@@ -141,20 +144,21 @@ def totals_lines(found: Sequence[Verdict], runs: Runs) -> str:
 def rivals_lines(document: dict[str, Any], found: Sequence[Verdict], runs: Runs) -> str:
     """A line for each of the others, and one for us, which has the first calls alone."""
     head = ["the other", "timings", "won", "level", "lost", "median", "slowest"]
-    head += [f"first call, {kind.rpartition(', ')[2]}, ms" for kind in KINDS]
     chosen = {(v.cell, v.mode) for v in found if v.mode != "python"}
     first = first_calls(document)
+    kinds = KINDS if first else {}
+    head += [f"first call, {kind.rpartition(', ')[2]}, ms" for kind in kinds]
     lines = []
     for name, against in [(OURS, []), *sorted(by_contender(document).items(), key=lambda item: label(item[0]).lower())]:
         group = [v for v in against if (v.cell, v.mode) in chosen]
-        if not group and name != OURS:
+        if not group and (name != OURS or not first):
             continue
         outcomes, ahead = [v.outcome for v in group], [v.ahead for v in group]
         cells = [MISSING] * 6
         if group:
             cells = [str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")]]
             cells += [f"{x:.2f}x" for x in (statistics.median(ahead), min(ahead))]
-        for operations in KINDS.values():
+        for operations in kinds.values():
             seconds = [x for operation in operations for x in first.get(name, {}).get(operation, [])]
             cells.append(significant(statistics.median(seconds) * 1e3) if seconds else MISSING)
         lines.append([dagger(label(name), any(runs.is_stale(v.cell) for v in group)), *cells])

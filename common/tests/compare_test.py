@@ -1192,6 +1192,26 @@ class Contenders(unittest.TestCase):
                 [reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED)
             )
 
+    def test_what_was_compiled_ahead_shows_no_first_calls(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (2, 4)]
+        context = {"gpu": "x", "gpu_short": "x", "library": "a", "software": {}, "contenders": ["ours", "torch"]}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+            mock.patch.multiple(
+                compare, ready=lambda strict: (Path("library"), None), context_of=lambda names, library: dict(context),
+                Gpu=FakeGpu, grid=lambda full: cells,
+            ),
+            mock.patch.object(self.contenders, "NAMES", ("ours", "torch")),
+        ):
+            arguments = ["--work", f"{folder}/work", "--output", f"{folder}/out.json"]
+            self.assertEqual(compare.main([*arguments, "--ahead", "1/1"]), 0)
+            self.assertFalse(Path(f"{folder}/out.json").exists())
+            self.assertEqual(compare.main(arguments), 0)
+            found = json.loads(Path(f"{folder}/out.json").read_text(encoding="utf-8"))
+        self.assertEqual({entry["cell"] for entry in found["first_calls"]}, {cells[0].name})
+        self.assertEqual({check["cell"] for check in found["checks"]}, {cell.name for cell in cells})
+
     def test_a_whole_call(self) -> None:
         """The file holds what earlier calls measured, and the exit code says what went wrong."""
         cells = [Cell(operation, "fp32", 4, 64) for operation in ("layernorm_forward", "rmsnorm_forward")]
