@@ -61,6 +61,7 @@ NO_NATIVE = (
 NO_ROOM = "does not fit the device"
 GPU_LOST = 3  # exit code
 WRITE_EVERY = 20  # seconds, while cells are measured
+SHOW_FIRST_CALLS = ("rmsnorm_forward", "layernorm_backward", "batchnorm_train")  # also where others are compiled ahead
 
 
 # --- Taking turns -----------------------------------------------------------------------------------------------------
@@ -604,11 +605,11 @@ def compiled_ahead(folder: Path, cell: Cell) -> Path:
 
 
 def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
-    """`share` is 2/8 for the second eighth. The first cell of each operation is in none: its first calls are to show
-    what they take."""
+    """`share` is 2/8 for the second eighth. The first cells of some operations are in none: their first calls are to
+    show what they take."""
     number, shares = map(int, share.split("/"))
-    first = {cell.operation: cell for cell in reversed(cells)}
-    return [cell for cell in cells if cell != first[cell.operation]][number - 1::shares]
+    first = {cell.operation: cell for cell in reversed(cells) if cell.operation in SHOW_FIRST_CALLS}
+    return [cell for cell in cells if cell != first.get(cell.operation)][number - 1::shares]
 
 
 def kept(cells: Iterable[Cell], folder: Path) -> list[dict[str, Any]]:
@@ -671,19 +672,24 @@ def tell_missing(has_native: bool, strict: bool) -> None:
         print(line)
 
 
-def compare(options: argparse.Namespace) -> int:
-    whole = grid(options.full)
-    cells = [
-        cell for cell in whole
+def chosen(cells: Sequence[Cell], options: argparse.Namespace) -> list[Cell]:
+    found = [
+        cell for cell in cells
         if (not options.operation or cell.operation in options.operation)
         and (not options.dtype or cell.dtype in options.dtype)
         and (not options.shape or cell.shape in options.shape)
     ]
-    if not cells:
+    if not found:
         raise ReportError(
             "no cell of the grid is of the operations, types and shapes that were asked for "
             "(--list shows what there is)"
         )
+    return found
+
+
+def compare(options: argparse.Namespace) -> int:
+    whole = grid(options.full)
+    cells = chosen(whole, options)
     kind = "full" if options.full else "quick"
     if options.list:
         for cell in cells:
@@ -799,8 +805,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--ahead", metavar="I/N",
-        help="time nothing, and compile for the I-th of N shares of the cells; the first cell of each operation is "
-             "left to show what a first call takes",
+        help="time nothing, and compile for the I-th of N shares of the cells; three cells are left to show what a "
+             "first call takes",
     )
     parser.add_argument(
         "--strict",
