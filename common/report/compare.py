@@ -746,6 +746,7 @@ def compare(options: argparse.Namespace) -> int:
         return document
 
     left_out = run_cells(cells, folder, work, options.minutes, gpu.usable, after_each=write_now_and_then)
+    write_json(output, joint({}))
     measured = [cell for cell in whole if kept_in(folder, cell).is_file()]
     parts, document = kept(whole, folder), joint(launches_in(library, measured, context["gpu_short"]))
     left = sum(len(run["cells"]) for run in document.get("earlier", []))
