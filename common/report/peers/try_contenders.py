@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import compare  # noqa: E402
 from cells import TENSORS, Cell  # noqa: E402
+from results import ReportError  # noqa: E402
 
 CELLS = (
     *(Cell(operation, "bf16", 2048, 4096) for operation in TENSORS if not operation.startswith("batchnorm")),
@@ -73,7 +74,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin nothing after so long")
     options = parser.parse_args()
     begun = time.monotonic()
-    compare.ready(False)
+    try:
+        compare.ready(False)
+    except ReportError as error:
+        print(f"try_contenders.py: {error}", file=sys.stderr)
+        return 2
     import contenders
 
     gpu = compare.Gpu()
