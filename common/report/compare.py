@@ -581,8 +581,10 @@ def run_cells(
 def compile_ahead(
     cells: Sequence[Cell], folder: Path, names_of: Callable[[Cell], Sequence[str]], gpu: Gpu, minutes: float | None
 ) -> None:
-    """The first calls of cells that are not measured yet, which leave what was compiled in the libraries' caches on
-    disk. What they take is not what a first call takes then, and so the cells are marked."""
+    """The first calls of cells that are not measured yet, of the contenders that keep on disk what they compile. What
+    their first calls take is not what a first call takes then, and so the cells are marked."""
+    from contenders import KEPT_ON_DISK
+
     begun = time.monotonic()
     for cell in cells:
         if minutes is not None and time.monotonic() - begun > minutes * 60:
@@ -594,7 +596,7 @@ def compile_ahead(
         except RuntimeError:  # no room beside the other shares
             continue
         for name in names_of(cell):
-            if name != OURS:
+            if name in KEPT_ON_DISK:
                 first_calls(cell, name, problem.with_own_statistics(), gpu, joined({}, []))
         folder.mkdir(parents=True, exist_ok=True)
         compiled_ahead(folder, cell).touch()
@@ -725,7 +727,9 @@ def compare(options: argparse.Namespace) -> int:
     def work(cell: Cell) -> dict[str, Any]:
         sets = sets_to_rotate(cell, gpu.l2_bytes) if options.rotate else 1
         part = measure(cell, names_of(cell), rounds, gpu, sets)
-        return part | {"first_calls": []} if compiled_ahead(folder, cell).is_file() else part
+        left_out = contenders.KEPT_ON_DISK if compiled_ahead(folder, cell).is_file() else ()
+        part["first_calls"] = [entry for entry in part["first_calls"] if entry["variant"] not in left_out]
+        return part
 
     written = time.monotonic()
 

@@ -901,8 +901,8 @@ class FakeGraph:
 
     def __getattr__(self, name: str) -> Any:
         outputs = {
-            "add": 1, "layernorm": 3, "rmsnorm": 2, "layernorm_backward": 3, "rmsnorm_backward": 3, "batchnorm": 5,
-            "batchnorm_inference": 1, "batchnorm_backward": 3,
+            "add": 1, "sub": 1, "mul": 1, "layernorm": 3, "rmsnorm": 2, "layernorm_backward": 3, "rmsnorm_backward": 3,
+            "batchnorm": 5, "batchnorm_backward": 3,
         }
         if name in outputs:
             def node(**given: Any) -> Any:
@@ -931,6 +931,7 @@ class FakeGraph:
         for name, given, made in self.steps:
             tensors = {key: values[value] for key, value in given.items() if value in values}
             for tensor, result in zip(made, self.computed(name, tensors)):
+                values[tensor] = result
                 if tensor in pack:
                     assert pack[tensor].shape == result.shape, (name, pack[tensor].shape, result.shape)
                     pack[tensor].copy_(result)
@@ -941,13 +942,11 @@ class FakeGraph:
         import torch
 
         t = {key: tensor.float() for key, tensor in t.items()}
-        if name == "add":
-            return [t["a"] + t["b"]]
+        if name in ("add", "sub", "mul"):
+            return [getattr(torch, name)(t["a"], t["b"])]
         over_rows = not name.startswith("batchnorm")
         dims = (1, 2, 3) if over_rows else (0, 2, 3)
         x = t["input"]
-        if name == "batchnorm_inference":
-            return [(x - t["mean"]) * t["inv_variance"] * t["scale"] + t["bias"]]
         if not name.endswith("_backward"):
             rms = name == "rmsnorm"
             mean = 0 * x.mean(dims, keepdim=True) if rms else x.mean(dims, keepdim=True)
@@ -1203,13 +1202,17 @@ class Contenders(unittest.TestCase):
                 Gpu=FakeGpu, grid=lambda full: cells,
             ),
             mock.patch.object(self.contenders, "NAMES", ("ours", "torch")),
+            mock.patch.object(self.contenders, "KEPT_ON_DISK", ("torch",)),
         ):
             arguments = ["--work", f"{folder}/work", "--output", f"{folder}/out.json"]
             self.assertEqual(compare.main([*arguments, "--ahead", "1/1"]), 0)
             self.assertFalse(Path(f"{folder}/out.json").exists())
             self.assertEqual(compare.main(arguments), 0)
             found = json.loads(Path(f"{folder}/out.json").read_text(encoding="utf-8"))
-        self.assertEqual({entry["cell"] for entry in found["first_calls"]}, {cells[0].name})
+        self.assertEqual(
+            {(entry["variant"], entry["cell"]) for entry in found["first_calls"]},
+            {("ours", cells[0].name), ("torch", cells[0].name), ("ours", cells[1].name)},
+        )
         self.assertEqual({check["cell"] for check in found["checks"]}, {cell.name for cell in cells})
 
     def test_a_whole_call(self) -> None:

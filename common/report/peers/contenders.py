@@ -390,6 +390,8 @@ CONTENDERS: dict[str, Norm] = {
 # Through Inductor, with its mode. CUDA graphs are left to us, for all contenders alike.
 COMPILED: dict[str, str | None] = {"torch.compile": None, "torch.compile max-autotune": "max-autotune-no-cudagraphs"}
 NAMES = ("ours", "torch", *COMPILED, *list(CONTENDERS)[2:])
+# What these compile stays on disk, and a later process finds it.
+KEPT_ON_DISK = (*COMPILED, "triton tutorial", "liger", "flash-attn triton", "quack", "quack tuned")
 TUNED = ("torch.compile max-autotune", "quack tuned")  # whose first call of a shape takes up to minutes
 
 
