@@ -53,6 +53,16 @@ Program program() {
            add_layer_norm<bf16, float>, add_rms_norm<float, float>, add_rms_norm<half, half>, add_rms_norm<half, float>,
            add_rms_norm<bf16, bf16>, add_rms_norm<bf16, float>)
       .overwrites("residual", "h");
+  program.add(
+      "zero_centered", "weights about zero: 1 + gamma, as Gemma has them", zero_centered_layer_norm<float, float>,
+      zero_centered_layer_norm<half, half>, zero_centered_layer_norm<half, float>, zero_centered_layer_norm<bf16, bf16>,
+      zero_centered_layer_norm<bf16, float>, zero_centered_rms_norm<float, float>, zero_centered_rms_norm<half, half>,
+      zero_centered_rms_norm<half, float>, zero_centered_rms_norm<bf16, bf16>, zero_centered_rms_norm<bf16, float>,
+      add_zero_centered_layer_norm<float, float>, add_zero_centered_layer_norm<half, half>,
+      add_zero_centered_layer_norm<half, float>, add_zero_centered_layer_norm<bf16, bf16>,
+      add_zero_centered_layer_norm<bf16, float>, add_zero_centered_rms_norm<float, float>,
+      add_zero_centered_rms_norm<half, half>, add_zero_centered_rms_norm<half, float>,
+      add_zero_centered_rms_norm<bf16, bf16>, add_zero_centered_rms_norm<bf16, float>);
   return program;
 }
 

@@ -194,4 +194,9 @@ struct BatchNormBackward {
   ChannelLayout layout;
 };
 
+// The same call with weights about zero: 1 + gamma, summed in fp32, where the formula has gamma [Gemma's code]. Where
+// gamma is null there are ones, as without. The gradients are the same formulas: that of 1 + gamma is that of gamma.
+template <class Arguments>
+struct ZeroCentered : Arguments {};
+
 }  // namespace worklog

@@ -206,10 +206,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   read_benchmark_flags(request);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
-  std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, input = "arange,normal",
-              variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
-              modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
-              momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5";
+  std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, gamma_offset,
+              input = "arange,normal", variant = "all", operation = "all", norm = "all", without,
+              layout = "channels_last", modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1",
+              eps = "1e-6", momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -234,6 +234,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_flag("--batch-invariant", request.batch_invariant,
                     "final kernels of stages 05 to 07: a row's bits are the same whatever the batch"),
+       problem);
+  what(app.add_option("--gamma-offset", gamma_offset,
+                      "of the variants those that multiply by gamma, 0, or by 1 + gamma, 1 (stages 06 and 07)"),
        problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
   what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),
@@ -334,6 +337,12 @@ Request parse_flags(const Program& program, int argc, char** argv) {
               [](Dtype d) { return name_of(d); });
     if (found.size() != 1) throw RequestError("--param-dtype takes one of: same, fp32, fp16, bf16");
     request.param_dtype = found.front();
+  }
+  if (!gamma_offset.empty()) {
+    if (gamma_offset != "0" && gamma_offset != "1") {
+      throw RequestError(fmt::format("--gamma-offset takes 0 or 1; it was given '{}'", gamma_offset));
+    }
+    request.gamma_offset = gamma_offset == "1" ? 1.0f : 0.0f;
   }
   request.inputs = named("--input", input, all_inputs(), [](Input i) { return name_of(i); });
   if (!deny.empty()) request.deny_words = split(deny, ',');

@@ -249,6 +249,10 @@ void check_arguments(const ProblemOptions& options) {
   if (!(options.momentum >= 0 && options.momentum <= 1)) {
     throw std::invalid_argument(fmt::format("momentum must be from 0 to 1; it is {}", options.momentum));
   }
+  if (options.gamma_offset != 0.0f && (options.gamma_offset != 1.0f || is_batchnorm(options.operation))) {
+    throw std::invalid_argument(
+        fmt::format("gamma_offset must be 0 or, of a norm over rows, 1; it is {}", options.gamma_offset));
+  }
   check_absent(options);
   if (!is_batchnorm(options.operation)) {
     if (options.pixels != 1) {

@@ -53,6 +53,7 @@ struct ProblemOptions {
   double max_ulp = std::numeric_limits<double>::infinity();  // beside that of ComparisonOptions, for every variant
   bool round_before_gamma = false;       // RMSNorm: the normalized element is rounded to its type, then multiplied
   bool batch_invariant = false;          // the final kernels of norms over rows: a row's bits whatever the batch
+  float gamma_offset = 0.0f;             // norms over rows: added to gamma, where there is one; 0 or 1
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
 };
 

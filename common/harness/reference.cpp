@@ -171,6 +171,9 @@ Reference::Reference(const ProblemOptions& options, const std::vector<HostTensor
   at_ = {index_of("x"), index_of("residual"), index_of("dy"),   index_of("dh"),  index_of("h"),
          index_of("y"), index_of("dx"),       index_of("mean"), index_of("rstd")};
   gamma_ = load_vector("gamma", 1);
+  if (find("gamma")) {
+    for (double& gamma : gamma_) gamma += options.gamma_offset;
+  }
   beta_ = load_vector("beta", 0);
 }
 
