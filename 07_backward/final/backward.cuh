@@ -15,5 +15,7 @@ template <class T, class G>
 void layer_norm_backward(const LayerNormBackward<T, G>& p, cudaStream_t stream);
 template <class T, class G>
 void rms_norm_backward(const RmsNormBackward<T, G>& p, cudaStream_t stream);
+template <class T, class G>
+void qk_norm_backward(const QkNormBackward<T, G>& p, cudaStream_t stream);
 
 }  // namespace worklog::backward

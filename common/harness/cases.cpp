@@ -28,6 +28,10 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.rows = shape.rows;
   options.cols = shape.cols;
   options.pixels = request.pixels;
+  if (is_of_heads(operation)) {
+    options.q_heads = request.q_heads;
+    options.k_heads = request.k_heads;
+  }
   options.layout = request.layout;
   options.row_padding = request.row_padding;
   options.uneven = request.uneven;
@@ -39,6 +43,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.max_ulp = request.max_ulp;
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
+  options.gamma_offset = request.gamma_offset.value_or(0.0f);
   for (const TensorSpec& spec : tensors_of(operation)) {
     const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
     if (spec.optional && unwanted) options.absent.emplace_back(spec.name);

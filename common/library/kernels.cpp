@@ -29,6 +29,8 @@ constexpr Final finals[] = {
     {Operation::batchnorm_train, NW_BATCHNORM_TRAIN, "08_batchnorm", "batch_norm"},
     {Operation::batchnorm_inference, NW_BATCHNORM_INFERENCE, "08_batchnorm", "batch_norm"},
     {Operation::batchnorm_backward, NW_BATCHNORM_BACKWARD, "08_batchnorm", "batch_norm"},
+    {Operation::qk_norm, NW_QK_NORM, "06_fused_residual", "heads"},
+    {Operation::qk_norm_backward, NW_QK_NORM_BACKWARD, "07_backward", "heads"},
 };
 
 }  // namespace
