@@ -76,6 +76,16 @@ Program program() {
            add_layer_norm<bf16, float>, add_rms_norm<float, float>, add_rms_norm<half, half>, add_rms_norm<half, float>,
            add_rms_norm<bf16, bf16>, add_rms_norm<bf16, float>)
       .overwrites("residual", "h");
+  program.add(
+      "zero_centered", "weights about zero: 1 + gamma, as Gemma has them", zero_centered_layer_norm<float, float>,
+      zero_centered_layer_norm<half, half>, zero_centered_layer_norm<half, float>, zero_centered_layer_norm<bf16, bf16>,
+      zero_centered_layer_norm<bf16, float>, zero_centered_rms_norm<float, float>, zero_centered_rms_norm<half, half>,
+      zero_centered_rms_norm<half, float>, zero_centered_rms_norm<bf16, bf16>, zero_centered_rms_norm<bf16, float>,
+      add_zero_centered_layer_norm<float, float>, add_zero_centered_layer_norm<half, half>,
+      add_zero_centered_layer_norm<half, float>, add_zero_centered_layer_norm<bf16, bf16>,
+      add_zero_centered_layer_norm<bf16, float>, add_zero_centered_rms_norm<float, float>,
+      add_zero_centered_rms_norm<half, half>, add_zero_centered_rms_norm<half, float>,
+      add_zero_centered_rms_norm<bf16, bf16>, add_zero_centered_rms_norm<bf16, float>);
   program.add("copied", "heads of q and k: copied to where there are no gaps, then normalized",
               copied_qk_norm<float, float>, copied_qk_norm<half, half>, copied_qk_norm<half, float>,
               copied_qk_norm<bf16, bf16>, copied_qk_norm<bf16, float>);

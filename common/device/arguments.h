@@ -194,6 +194,11 @@ struct BatchNormBackward {
   ChannelLayout layout;
 };
 
+// The same call with weights about zero: 1 + gamma, summed in fp32, where the formula has gamma [Gemma's code]. Where
+// gamma is null there are ones, as without. The gradients are the same formulas: that of 1 + gamma is that of gamma.
+template <class Arguments>
+struct ZeroCentered : Arguments {};
+
 // How the heads of a projection lie in memory: element j of head h of token t is at pointer + t * token + h * head + j.
 // In a projection of q, k and v side by side, [tokens, (q_heads + 2 k_heads) * head_dim], token is the length of such a
 // row, and head is head_dim.

@@ -286,6 +286,17 @@ struct Binding<BatchNormBackward<T, G>> {
   }
 };
 
+// How far from zero the weights are that a function takes: what it adds to gamma by itself.
+template <class Arguments>
+inline constexpr float gamma_offset_of = 0.0f;
+template <class Arguments>
+inline constexpr float gamma_offset_of<ZeroCentered<Arguments>> = 1.0f;
+
+template <class Arguments>
+struct Binding<ZeroCentered<Arguments>> : Binding<Arguments> {
+  static ZeroCentered<Arguments> bind(const DeviceArguments& a) { return {Binding<Arguments>::bind(a)}; }
+};
+
 template <class T, class G>
 struct Binding<QkNormForward<T, G>> {
   using Element = T;

@@ -101,6 +101,7 @@ NamedCase case_named(const Program& program, const std::string& name) {
   found.options.operation = found.implementation->operation;
   found.options.dtype = found.implementation->dtype;
   found.options.param_dtype = found.implementation->param_dtype;
+  found.options.gamma_offset = found.implementation->gamma_offset;
   if (!plain) found.options.absent = split(parts[4].substr(without.size()), ',');
   check_arguments(found.options);
   return found;

@@ -232,7 +232,9 @@ QkNormBackward<T, G> fill(const nw_qk_norm_backward_args& a, float* workspace) {
 template <class Args, class T, class G>
 void launch_as(const nw_kernel& kernel, const void* args, void* workspace, cudaStream_t stream) {
   const auto filled = fill<T, G>(*static_cast<const Args*>(args), static_cast<float*>(workspace));
-  kernel.implementation->launch_with(&filled, stream);
+  if (kernel.implementation->gamma_offset == 0.0f) return kernel.implementation->launch_with(&filled, stream);
+  const ZeroCentered<std::remove_const_t<decltype(filled)>> about_zero{filled};
+  kernel.implementation->launch_with(&about_zero, stream);
 }
 
 }  // namespace

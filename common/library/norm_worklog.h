@@ -39,6 +39,10 @@
 // call gives the same bits each time on GPUs of one model. nw_batchnorm_inference has no flag and needs none. The flag
 // may cost time: 05_welford/notes/batch_invariance.md has how much.
 //
+// Weights about zero. With gamma_offset 1 the norms over rows multiply by 1 + gamma instead of gamma, a sum in fp32, as
+// Gemma's code has it; beta is as it is. The backward passes take the same offset; dgamma is the gradient of gamma and
+// of 1 + gamma alike. 0 and 1 are what there is. Where gamma is null there are ones, whatever the offset.
+//
 // Streams. `stream` is a cudaStream_t, null for the default stream. All calls may be captured into a CUDA graph,
 // provided that a workspace is given to those that need one.
 //
@@ -145,6 +149,7 @@ typedef struct nw_layernorm_forward_args {
   int64_t x_stride, y_stride;
   float eps;                // finite, 0 or more
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_layernorm_forward_args;
 NW_API nw_status nw_layernorm_forward(const nw_layernorm_forward_args* args, void* stream);
 
@@ -162,6 +167,7 @@ typedef struct nw_rmsnorm_forward_args {
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(x * rstd) * gamma, as LLaMA's code has it; else 0
   int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;          // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_rmsnorm_forward_args;
 NW_API nw_status nw_rmsnorm_forward(const nw_rmsnorm_forward_args* args, void* stream);
 
@@ -182,6 +188,7 @@ typedef struct nw_add_layernorm_forward_args {
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;                // finite, 0 or more
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_add_layernorm_forward_args;
 NW_API nw_status nw_add_layernorm_forward(const nw_add_layernorm_forward_args* args, void* stream);
 
@@ -201,6 +208,7 @@ typedef struct nw_add_rmsnorm_forward_args {
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(h * rstd) * gamma, as LLaMA's code has it; else 0
   int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;          // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_add_rmsnorm_forward_args;
 NW_API nw_status nw_add_rmsnorm_forward(const nw_add_rmsnorm_forward_args* args, void* stream);
 
@@ -228,6 +236,7 @@ typedef struct nw_layernorm_backward_args {
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_layernorm_backward_args;
 NW_API nw_status nw_layernorm_backward(const nw_layernorm_backward_args* args, void* stream);
 
@@ -249,6 +258,7 @@ typedef struct nw_rmsnorm_backward_args {
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_rmsnorm_backward_args;
 NW_API nw_status nw_rmsnorm_backward(const nw_rmsnorm_backward_args* args, void* stream);
 
@@ -410,13 +420,15 @@ typedef struct nw_kernel_info {
   nw_operation operation;
   nw_dtype dtype;
   nw_dtype param_dtype;
-  int32_t is_final;  // 1: what the operation's own function runs
+  int32_t is_final;    // 1: what the operation's own function runs, where its args have this gamma_offset
+  float gamma_offset;  // the one that the kernel is for: 1 or, of BatchNorm too, 0
 } nw_kernel_info;
 
 // How many kernels there are, and kernel `index` of them, in the order of the stages.
 NW_API size_t nw_kernel_count(void);
 NW_API nw_status nw_kernel_at(size_t index, const nw_kernel** kernel);
-// The kernel of this name. Where `stage` is null, the final kernel of the operation; `variant` is not looked at then.
+// The kernel of this name. Where `stage` is null, the final kernel of the operation, for a gamma_offset of 0; `variant`
+// is not looked at then. The variants `zero_centered` of stages 06 and 07 are those for 1.
 NW_API nw_status nw_find_kernel(const char* stage, const char* variant, nw_operation operation, nw_dtype dtype,
                                 nw_dtype param_dtype, const nw_kernel** kernel);
 NW_API nw_status nw_describe_kernel(const nw_kernel* kernel, nw_kernel_info* info);

@@ -40,6 +40,9 @@ void check_rows(const Args& a) {
   check_size("rows", a.rows, 0, max_rows);
   check_size("cols", a.cols, 1, max_cols);
   check_flag("batch_invariant", a.batch_invariant);
+  if (a.gamma_offset != 0.0f && a.gamma_offset != 1.0f) {
+    refuse(NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is {}", a.gamma_offset);
+  }
 }
 
 template <class Args>

@@ -66,6 +66,20 @@ void with_struct_of(nw_operation operation, const void* args, Function&& functio
   }
 }
 
+// The structs of norms whose weights may lie about zero.
+template <class Args>
+concept WithGammaOffset = requires(const Args& a) {
+  a.gamma;
+  a.gamma_offset;
+};
+
+// What the call adds to gamma: nothing where there is none.
+template <class Args>
+float gamma_offset_of(const Args& a) {
+  if constexpr (WithGammaOffset<Args>) return a.gamma ? a.gamma_offset : 0.0f;
+  return 0.0f;
+}
+
 // BatchNorm's structs have channels, those of heads tokens, the others rows.
 template <class Args>
 concept OverChannels = requires(const Args& a) {
@@ -153,6 +167,7 @@ ProblemOptions options_of(Operation operation, const Args& a) {
   } else {
     options.rows = a.rows;
     options.cols = a.cols;
+    options.gamma_offset = gamma_offset_of(a);
   }
   return options;
 }

@@ -16,6 +16,7 @@
 #include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #include "common/harness/device_buffer.h"
+#include "common/harness/dtype.h"
 #include "common/harness/problem.h"
 #include "common/harness/workspace.h"
 #include "common/library/norm_worklog.h"
@@ -143,6 +144,7 @@ Args struct_of(const DeviceArguments& a) {
   if constexpr (requires { s.eps; }) s.eps = a.options.eps;
   if constexpr (requires { s.momentum; }) s.momentum = a.options.momentum;
   if constexpr (requires { s.round_before_gamma; }) s.round_before_gamma = a.options.round_before_gamma ? 1 : 0;
+  if constexpr (requires { s.gamma_offset; }) s.gamma_offset = a.options.gamma_offset;
   if constexpr (requires { s.head_dim; }) {
     fill_heads(a, s);
   } else if constexpr (requires { s.rows; }) {
@@ -237,10 +239,11 @@ constexpr Types all_types[] = {{Dtype::fp32, Dtype::fp32},
                                {Dtype::bf16, Dtype::bf16},
                                {Dtype::bf16, Dtype::fp32}};
 
-std::vector<ProblemOptions> problems_of(Operation operation) {
+std::vector<ProblemOptions> problems_of(Operation operation, float gamma_offset = 0.0f) {
   std::vector<ProblemOptions> problems;
   const auto add = [&](ProblemOptions options) {
     options.operation = operation;
+    options.gamma_offset = gamma_offset;
     for (const auto& [dtype, param_dtype] : all_types) {
       options.dtype = dtype;
       options.param_dtype = param_dtype;
@@ -292,6 +295,20 @@ class Stream {
 TEST_F(Library, EveryOperationIsRight) {
   for (const Operation operation : all_operations) {
     for (const ProblemOptions& options : problems_of(operation)) {
+      SCOPED_TRACE(shown(options));
+      const Problem problem(options);
+      Workspace workspace(problem, options.row_padding % 2);
+      workspace.reset();
+      EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
+      expect_right(problem, workspace);
+    }
+  }
+}
+
+TEST_F(Library, EveryNormOverRowsIsRightWithWeightsAboutZero) {
+  for (const Operation operation : all_operations) {
+    if (is_batchnorm(operation)) continue;
+    for (const ProblemOptions& options : problems_of(operation, 1.0f)) {
       SCOPED_TRACE(shown(options));
       const Problem problem(options);
       Workspace workspace(problem, options.row_padding % 2);
@@ -369,40 +386,59 @@ TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
                               {Operation::qk_norm, {{"q", "q_out"}, {"k", "k_out"}}}}) {
     SCOPED_TRACE(name_of(each.operation));
     for (const int64_t cols : {192, 1001, 8192}) {
-      const Problem problem({.operation = each.operation, .rows = 12, .cols = cols});
-      Workspace workspace(problem, 0);
-      workspace.overwrite(each.overwritten);
-      workspace.reset();
-      EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
-      expect_right(problem, workspace);
+      for (const float gamma_offset : {0.0f, 1.0f}) {
+        if (is_batchnorm(each.operation) && gamma_offset != 0.0f) continue;
+        const Problem problem({.operation = each.operation, .rows = 12, .cols = cols, .gamma_offset = gamma_offset});
+        Workspace workspace(problem, 0);
+        workspace.overwrite(each.overwritten);
+        workspace.reset();
+        EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+        expect_right(problem, workspace);
+      }
     }
   }
 }
 
 // The gradient that reaches h past the norm is added to the norm's own.
 TEST_F(Library, RmsNormsBackwardPassAddsWhatReachesTheSum) {
-  for (const int64_t cols : {64, 1001, 12288}) {
-    const Problem problem({.operation = Operation::rmsnorm_backward, .rows = 6, .cols = cols});
-    Workspace workspace(problem, 0);
-    const auto dx_with = [&](const void* dh) {
-      workspace.reset();
-      auto args = struct_of<nw_rmsnorm_backward_args>(workspace.arguments());
-      const DeviceMemory memory = give_workspace(Operation::rmsnorm_backward, args);
-      args.dh = dh;
-      args.dh_stride = cols;
-      EXPECT_EQ(nw_rmsnorm_backward(&args, nullptr), NW_OK) << nw_last_error();
-      check_cuda(cudaDeviceSynchronize(), "running the kernels");
-      std::vector<float> values(6 * cols);
-      check_cuda(cudaMemcpy(values.data(), args.dx, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying");
-      return values;
-    };
-    const std::vector<float> plain = dx_with(nullptr);
-    const std::vector<float> with_dh = dx_with(pointer(workspace.arguments(), "x"));
-    const std::byte* const x = problem.tensors()[1].bytes.data();
-    ASSERT_EQ(problem.tensors()[1].spec.name, "x");
-    for (size_t i = 0; i < plain.size(); ++i) {
-      ASSERT_NEAR(with_dh[i], plain[i] + reinterpret_cast<const float*>(x)[i], 1e-5)
-          << cols << " columns, element " << i;
+  struct Kind {
+    Dtype dtype;
+    float gamma_offset;
+    double rounding;  // of an element
+  };
+  for (const Kind& kind : {Kind{Dtype::fp32, 0.0f, 1e-6}, {Dtype::fp32, 1.0f, 1e-6}, {Dtype::bf16, 1.0f, 0.004}}) {
+    for (const int64_t cols : {64, 1001, 2304, 5376, 12288}) {
+      const Problem problem({.operation = Operation::rmsnorm_backward,
+                             .dtype = kind.dtype,
+                             .param_dtype = kind.dtype,
+                             .rows = 6,
+                             .cols = cols,
+                             .gamma_offset = kind.gamma_offset});
+      Workspace workspace(problem, 0);
+      const auto dx_with = [&](const void* dh) {
+        workspace.reset();
+        auto args = struct_of<nw_rmsnorm_backward_args>(workspace.arguments());
+        const DeviceMemory memory = give_workspace(Operation::rmsnorm_backward, args);
+        args.dh = dh;
+        args.dh_stride = cols;
+        EXPECT_EQ(nw_rmsnorm_backward(&args, nullptr), NW_OK) << nw_last_error();
+        check_cuda(cudaDeviceSynchronize(), "running the kernels");
+        std::vector<std::byte> bytes(6 * cols * size_of(kind.dtype));
+        check_cuda(cudaMemcpy(bytes.data(), args.dx, bytes.size(), cudaMemcpyDeviceToHost), "copying");
+        std::vector<double> values(6 * cols);
+        load_elements(kind.dtype, bytes.data(), 6 * cols, 1, values.data());
+        return values;
+      };
+      const std::vector<double> plain = dx_with(nullptr);
+      const std::vector<double> with_dh = dx_with(pointer(workspace.arguments(), "x"));
+      ASSERT_EQ(problem.tensors()[1].spec.name, "x");
+      std::vector<double> x(6 * cols);
+      load_elements(kind.dtype, problem.tensors()[1].bytes.data(), 6 * cols, 1, x.data());
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const double sum = plain[i] + x[i];
+        ASSERT_NEAR(with_dh[i], sum, kind.rounding * (std::fabs(plain[i]) + std::fabs(sum)) + 1e-5)
+            << cols << " columns, element " << i;
+      }
     }
   }
 }
@@ -563,7 +599,7 @@ TEST_F(Library, RefusesWhatIsWrongInAForwardPass) {
     expect_refused(nw_layernorm_forward(&valid.args, nullptr), status, sentence);
   };
   using Args = nw_layernorm_forward_args;
-  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112; it is 8");
+  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 120; it is 8");
   refuses([](Args& a) { a.size = size_t{1} << 40; }, NW_ERROR_STRUCT_SIZE, "size is ");
   refuses([](Args& a) { a.dtype = 3; }, NW_ERROR_TYPE,
           "dtype must be NW_FP32 (0), NW_FP16 (1) or NW_BF16 (2); it is 3");
@@ -607,6 +643,11 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
     valid.args.batch_invariant = -1;
     expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE,
                    "batch_invariant must be 0 or 1; it is -1");
+    valid.args.batch_invariant = 0;
+    valid.args.gamma_offset = 0.5f;
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is 0.5");
+    valid.args.gamma_offset = std::numeric_limits<float>::quiet_NaN();
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is nan");
   }
   {
     ProblemOptions options = rows;
@@ -779,7 +820,7 @@ TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
   EXPECT_EQ(nw_layernorm_forward(&later.args, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
   later.further = 1;
-  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 120: a later version");
+  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 128: a later version");
 }
 
 TEST_F(Library, TheSmallerStructOfAnEarlierHeaderIsTaken) {
@@ -787,12 +828,17 @@ TEST_F(Library, TheSmallerStructOfAnEarlierHeaderIsTaken) {
   Workspace workspace(problem, 0);
   workspace.reset();
   nw_layernorm_forward_args args = struct_of<nw_layernorm_forward_args>(workspace.arguments());
+  args.size = offsetof(nw_layernorm_forward_args, gamma_offset);
+  args.gamma_offset = 77.0f;  // lies behind it
+  EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
   args.size = offsetof(nw_layernorm_forward_args, batch_invariant);
-  args.batch_invariant = 77;  // lies behind it
+  args.batch_invariant = 77;
+  workspace.reset();
   EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
   args.size = sizeof args - 1;
-  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112");
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 120");
 }
 
 TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
@@ -802,10 +848,11 @@ TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
     const Problem problem({.operation = operation, .rows = 40, .cols = 520});
     Workspace workspace(problem, 0);
     const char* const output = find(workspace.arguments(), "dx").data ? "dx" : "y";
-    const auto bytes = [&](int64_t rows) {
+    const auto bytes = [&](int64_t rows, float gamma_offset) {
       workspace.reset();
       with_struct(workspace.arguments(), [&](auto args, auto function) {
         if constexpr (requires { args.batch_invariant; }) args.batch_invariant = 1;
+        if constexpr (requires { args.gamma_offset; }) args.gamma_offset = gamma_offset;
         if constexpr (requires { args.rows; }) args.rows = rows;
         EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
       });
@@ -816,8 +863,10 @@ TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
                  "copying");
       return row;
     };
-    const std::vector<float> alone = bytes(1);
-    for (const int64_t rows : {2, 8, 40}) EXPECT_EQ(bytes(rows), alone) << rows << " rows";
+    for (const float gamma_offset : {0.0f, 1.0f}) {
+      const std::vector<float> alone = bytes(1, gamma_offset);
+      for (const int64_t rows : {2, 8, 40}) EXPECT_EQ(bytes(rows, gamma_offset), alone) << rows << " rows";
+    }
   }
 }
 
@@ -913,11 +962,24 @@ TEST(LibraryVariants, AreFoundByName) {
     if (info.is_final == 0) continue;
     ++finals;
     EXPECT_EQ(nw_find_kernel(nullptr, nullptr, info.operation, info.dtype, info.param_dtype, &found), NW_OK);
-    EXPECT_EQ(found, kernel);
+    EXPECT_EQ(found == kernel, info.gamma_offset == 0.0f);
   }
   EXPECT_EQ(stages, (std::set<std::string>{"01_naive", "02_shared_reduction", "03_warp_shuffle", "04_vectorized",
                                            "05_welford", "06_fused_residual", "07_backward", "08_batchnorm"}));
-  EXPECT_EQ(finals, 11 * 5);
+  EXPECT_EQ(finals, (11 + 6) * 5);  // those over rows with weights about zero, too
+}
+
+TEST(LibraryVariants, AreDescribedToAProgramOfAnEarlierHeader) {
+  const nw_kernel* kernel = nullptr;
+  ASSERT_EQ(nw_find_kernel("06_fused_residual", "zero_centered", NW_RMSNORM_FORWARD, NW_BF16, NW_FP32, &kernel), NW_OK);
+  nw_kernel_info info = {};
+  info.size = offsetof(nw_kernel_info, gamma_offset);
+  info.gamma_offset = 77.0f;  // lies behind it
+  EXPECT_EQ(nw_describe_kernel(kernel, &info), NW_OK) << nw_last_error();
+  EXPECT_STREQ(info.variant, "zero_centered");
+  EXPECT_EQ(info.gamma_offset, 77.0f);
+  info.size = 8;
+  expect_refused(nw_describe_kernel(kernel, &info), NW_ERROR_STRUCT_SIZE, "size must be that of the struct");
 }
 
 TEST(LibraryVariants, AreMissedByOtherNames) {
@@ -948,9 +1010,10 @@ TEST_F(Library, EveryVariantIsRightByItsName) {
                                       .rows = 20,
                                       .cols = 96,
                                       .input = Input::uniform};
-      const Problem problem(options);
-      Workspace workspace(problem, 0);
-      workspace.reset();
+      ProblemOptions about_zero = options;
+      about_zero.gamma_offset = is_batchnorm(operation) ? 0.0f : 1.0f;
+      const Problem problem_about_one(options), problem_about_zero(about_zero);
+      Workspace workspace_about_one(problem_about_one, 0), workspace_about_zero(problem_about_zero, 0);
       for (size_t i = 0; i < nw_kernel_count(); ++i) {
         const nw_kernel* kernel = nullptr;
         ASSERT_EQ(nw_kernel_at(i, &kernel), NW_OK);
@@ -959,6 +1022,8 @@ TEST_F(Library, EveryVariantIsRightByItsName) {
             info.param_dtype != dtype_of(param_dtype)) {
           continue;
         }
+        const Problem& problem = info.gamma_offset == 0.0f ? problem_about_one : problem_about_zero;
+        Workspace& workspace = info.gamma_offset == 0.0f ? workspace_about_one : workspace_about_zero;
         // Its sums are rounded to the weights' 16 bits at each addition: its program records that it fails.
         if (std::string(info.variant) == "grouped" && info.param_dtype != NW_FP32) continue;
         SCOPED_TRACE(std::string(info.stage) + " " + info.variant + " " + shown(options));
@@ -1000,6 +1065,12 @@ TEST_F(Library, AVariantIsRefusedWhatItCannotDo) {
             NW_OK);
   EXPECT_EQ(nw_launch(kernel, &sum.args, nullptr), NW_OK) << nw_last_error();
   check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  sum.args.gamma_offset = 1.0f;
+  expect_refused(nw_launch(kernel, &sum.args, nullptr), NW_ERROR_VALUE,
+                 "gamma_offset must be the kernel's, 0; it is 1");
+  ASSERT_EQ(nw_find_kernel(nullptr, nullptr, NW_ADD_RMSNORM_FORWARD, NW_FP32, NW_FP32, &kernel), NW_OK);
+  expect_refused(nw_launch(kernel, &sum.args, nullptr), NW_ERROR_VALUE,
+                 "gamma_offset must be the kernel's, 0; it is 1");
 }
 
 // --- Version ---------------------------------------------------------------------------------------------------------

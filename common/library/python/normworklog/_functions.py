@@ -144,14 +144,14 @@ def address(found: View | None) -> int:
 # --- Norms over rows --------------------------------------------------------------------------------------------------
 def _forward(
     x: Array, residual: Array | None, gamma: Array | None, beta: Array | None, eps: float, centered: bool,
-    round_before_gamma: bool, outputs: Sequence[str], out: Any, stream: int | None,
+    round_before_gamma: bool, offset: float, outputs: Sequence[str], out: Any, stream: int | None,
 ) -> list[Array]:
     """The `outputs` of a norm, in their order: of y, h, mean and rstd."""
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
     if not centered and residual is None and out is None and _arrays.lies_as_heads(x_view):  # two strides: no copy
         found = _norms_of_heads(
-            x, None, gamma, None, eps, 0.0, round_before_gamma, False, len(outputs) == 2, None, stream
+            x, None, gamma, None, eps, offset, round_before_gamma, False, len(outputs) == 2, None, stream
         )
         return [found[0], *[rstd.reshape(-1) for rstd in found[1:]]]
     x_at, rows, cols, x_stride = call.rows("x", x, x_view)
@@ -165,7 +165,7 @@ def _forward(
         function = _library.layer_norm if centered else _library.rms_norm
         function(
             x_at, gamma_at, beta_at, at["y"], at["mean"], at["rstd"], rows, cols, x_stride, cols, eps,
-            round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+            round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream, offset,
         )
     else:
         residual_view = call.like("residual", residual, x_view)
@@ -174,52 +174,55 @@ def _forward(
         function(
             x_at, residual_at, gamma_at, beta_at, at["h"], at["y"], at["mean"], at["rstd"], rows, cols, x_stride,
             residual_stride, cols, cols, eps, round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type,
-            call.stream,
+            call.stream, offset,
         )
     return [made[name][0] for name in outputs]
 
 
 @_also_on_tensors
-def layer_norm(x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-               stream: int | None = None) -> Array:
+def layer_norm(
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, offset: float = 0.0,
+    out: Any = None, stream: int | None = None,
+) -> Array:
     """y = (x - mean) / sqrt(variance + eps) * gamma + beta over the last axis of x.
 
     x may have any number of axes; gamma and beta are [cols], of x's type or float32, None for ones and zeros. Rows that
-    lie apart by a fixed stride are read where they are, other layouts are copied first. `out` takes the result
+    lie apart by a fixed stride are read where they are, other layouts are copied first. `offset` is added to gamma
+    where there is one: 1 for weights about zero. `out` takes the result
     instead of a new array, and `stream` is a cudaStream_t as an integer (both for arrays other than PyTorch's, which
     are allocated by PyTorch and computed on its current stream). Raises TypeError and ValueError that name the
     argument.
     """
-    return _forward(x, None, gamma, beta, eps, True, False, ("y",), out, stream)[0]
+    return _forward(x, None, gamma, beta, eps, True, False, offset, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
 def rms_norm(
-    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> Array:
     """y = x / sqrt(mean(x^2) + eps) * gamma over the last axis of x. With `round_before_gamma` the quotient is rounded
     to x's type before it is multiplied, as LLaMA's code has it. All else as in layer_norm."""
-    return _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y",), out, stream)[0]
+    return _forward(x, None, gamma, None, eps, False, round_before_gamma, offset, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
 def add_layer_norm(
     x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = layer_norm(h), in one trip through memory."""
-    y, h = _forward(x, _given(residual), gamma, beta, eps, True, False, ("y", "h"), out, stream)
+    y, h = _forward(x, _given(residual), gamma, beta, eps, True, False, offset, ("y", "h"), out, stream)
     return y, h
 
 
 @_also_on_tensors
 def add_rms_norm(
     x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = rms_norm(h), in one trip through memory."""
-    y, h = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h"), out, stream)
+    y, h = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, offset, ("y", "h"), out, stream)
     return y, h
 
 
@@ -231,33 +234,33 @@ def _given(residual: Array) -> Array:
 
 @_also_on_tensors
 def layer_norm_forward(
-    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(y, mean, rstd): layer_norm, with what its backward pass needs: float32, [rows], rows being the leading axes'
     product."""
-    y, mean, rstd = _forward(x, None, gamma, beta, eps, True, False, ("y", "mean", "rstd"), out, stream)
+    y, mean, rstd = _forward(x, None, gamma, beta, eps, True, False, offset, ("y", "mean", "rstd"), out, stream)
     return y, mean, rstd
 
 
 @_also_on_tensors
 def rms_norm_forward(
-    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, rstd): rms_norm, with what its backward pass needs."""
-    y, rstd = _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y", "rstd"), out, stream)
+    y, rstd = _forward(x, None, gamma, None, eps, False, round_before_gamma, offset, ("y", "rstd"), out, stream)
     return y, rstd
 
 
 @_also_on_tensors
 def add_layer_norm_forward(
     x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """(y, h, mean, rstd): add_layer_norm, with what its backward pass needs; that is layer_norm_backward of h."""
     y, h, mean, rstd = _forward(
-        x, _given(residual), gamma, beta, eps, True, False, ("y", "h", "mean", "rstd"), out, stream
+        x, _given(residual), gamma, beta, eps, True, False, offset, ("y", "h", "mean", "rstd"), out, stream
     )
     return y, h, mean, rstd
 
@@ -265,18 +268,18 @@ def add_layer_norm_forward(
 @_also_on_tensors
 def add_rms_norm_forward(
     x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(y, h, rstd): add_rms_norm, with what its backward pass needs; that is rms_norm_backward of h."""
     y, h, rstd = _forward(
-        x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h", "rstd"), out, stream
+        x, _given(residual), gamma, None, eps, False, round_before_gamma, offset, ("y", "h", "rstd"), out, stream
     )
     return y, h, rstd
 
 
 def _backward(
     dy: Array, x: Array, dh: Array | None, mean: Array | None, rstd: Array, gamma: Array | None, centered: bool,
-    outputs: Sequence[str], out: Any, stream: int | None,
+    offset: float, outputs: Sequence[str], out: Any, stream: int | None,
 ) -> list[Array]:
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
@@ -297,7 +300,7 @@ def _backward(
     function = _library.layer_norm_backward if centered else _library.rms_norm_backward
     function(
         dy_at, x_at, dh_at, address(gamma_view), *statistics, *at, 0, 0, rows, cols, dy_stride, x_stride, dh_stride,
-        cols, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream,
+        cols, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream, offset,
     )
     return [array for array, _ in made]
 
@@ -305,7 +308,7 @@ def _backward(
 @_also_on_tensors
 def layer_norm_backward(
     dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta) from the gradient dy of y, with the mean and rstd of the forward pass.
 
@@ -313,18 +316,19 @@ def layer_norm_backward(
     alike. dgamma and dbeta are of gamma's type. The sums over rows come out the same in every run.
     """
     dx, dgamma, dbeta = _backward(
-        dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, ("dx", "dgamma", "dbeta"), out, stream
+        dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, offset, ("dx", "dgamma", "dbeta"), out,
+        stream,
     )
     return dx, dgamma, dbeta
 
 
 @_also_on_tensors
 def rms_norm_backward(
-    dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *, out: Any = None,
-    stream: int | None = None,
+    dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(dx, dgamma) from the gradient dy of y, with the rstd of the forward pass. dh as in layer_norm_backward."""
-    dx, dgamma = _backward(dy, x, dh, None, _needed("rstd", rstd), gamma, False, ("dx", "dgamma"), out, stream)
+    dx, dgamma = _backward(dy, x, dh, None, _needed("rstd", rstd), gamma, False, offset, ("dx", "dgamma"), out, stream)
     return dx, dgamma
 
 

@@ -24,16 +24,16 @@ _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
 
-def launch(x: Tensor, function: Callable[..., None], *arguments: object) -> None:
+def launch(x: Tensor, function: Callable[..., None], *arguments: object, **named: object) -> None:
     """Calls a function of `_library` with the current stream of x's device."""
     index = x.get_device()
     if index < 0:  # on the CPU
-        function(*arguments, 0)
+        function(*arguments, 0, **named)
     elif index == _current_device():
-        function(*arguments, _raw_stream(index))
+        function(*arguments, _raw_stream(index), **named)
     else:
         with torch.cuda.device(index):
-            function(*arguments, _raw_stream(index))
+            function(*arguments, _raw_stream(index), **named)
 
 
 # --- What is accepted -------------------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ def pointer(tensor: Tensor | None) -> int:
 # --- Norms over rows --------------------------------------------------------------------------------------------------
 def forward(
     x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
-    round_before_gamma: bool, mean: int, rstd: int,
+    round_before_gamma: bool, offset: float, mean: int, rstd: int,
 ) -> tuple[Tensor, Tensor | None]:
     """y, and h = x + residual where there is a residual. `mean` and `rstd` are addresses of [rows] floats; 0: not
     wanted."""
     check_tensor("x", x)
     if residual is None and not centered and lies_as_heads(x):
-        return heads_forward(x, None, gamma, None, eps, 0.0, round_before_gamma, False, rstd, 0)[0], None
+        return heads_forward(x, None, gamma, None, eps, offset, round_before_gamma, False, rstd, 0)[0], None
     flat, rows, cols, stride = rows_of("x", x)
     gamma, beta, parameter_type = check_parameters(gamma, beta, cols, x)
     y = torch.empty_like(x) if flat is x else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -147,7 +147,7 @@ def forward(
         launch(
             x, _library.layer_norm if centered else _library.rms_norm, flat.data_ptr(),
             0 if gamma is None else gamma.data_ptr(), 0 if beta is None else beta.data_ptr(), y.data_ptr(), mean, rstd,
-            rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type,
+            rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type, offset=offset,
         )
         return y, None
     check_like("residual", residual, x)
@@ -156,14 +156,14 @@ def forward(
     launch(
         x, _library.add_layer_norm if centered else _library.add_rms_norm, flat.data_ptr(), residual_flat.data_ptr(),
         pointer(gamma), pointer(beta), h.data_ptr(), y.data_ptr(), mean, rstd, rows, cols, stride, residual_stride,
-        cols, cols, eps, round_before_gamma, dtype, parameter_type,
+        cols, cols, eps, round_before_gamma, dtype, parameter_type, offset=offset,
     )
     return y, h
 
 
 def backward(
     dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: int, rstd: int,
-    wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool,
+    wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool, offset: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dgamma and dbeta as far as they are `wanted`; dgamma and dbeta are of the type of gamma, else
     `parameter_type`, else that of x."""
@@ -171,7 +171,7 @@ def backward(
     check_like("dy", dy, x)
     if dh is None and not centered and (lies_as_heads(x) or lies_as_heads(dy)):
         dx, _, dgamma, _ = heads_backward(
-            dy, None, x, None, gamma, None, rstd, 0, 0.0, (wanted[0], False, wanted[1], False)
+            dy, None, x, None, gamma, None, rstd, 0, offset, (wanted[0], False, wanted[1], False)
         )
         return dx, dgamma, None
     flat, rows, cols, stride = rows_of("x", x)
@@ -192,7 +192,7 @@ def backward(
     launch(
         x, _library.layer_norm_backward if centered else _library.rms_norm_backward, dy_flat.data_ptr(),
         flat.data_ptr(), dh_at, pointer(gamma), mean, rstd, pointer(dx), pointer(dgamma), pointer(dbeta), pointer(room),
-        room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype], DTYPES[kind],
+        room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype], DTYPES[kind], offset=offset,
     )
     return dx, dgamma, dbeta
 
