@@ -17,6 +17,9 @@ template <class T, class G>
 void add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream);
 template <class T, class G>
 void add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream);
+// q_out may be q, and k_out k. A row's result does not depend on the others.
+template <class T, class G>
+void qk_norm(const QkNormForward<T, G>& p, cudaStream_t stream);
 // [/snippet]
 
 // [snippet: zero_centered]

@@ -31,6 +31,10 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.rows = shape.rows;
   options.cols = shape.cols;
   options.pixels = request.pixels;
+  if (is_of_heads(operation)) {
+    options.q_heads = request.q_heads;
+    options.k_heads = request.k_heads;
+  }
   options.layout = request.layout;
   options.row_padding = request.row_padding;
   options.uneven = request.uneven;
@@ -42,7 +46,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.max_ulp = request.max_ulp;
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
-  options.gamma_offset = weights.second;
+  options.gamma_offset = is_of_heads(operation) ? request.gamma_offset.value_or(0.0f) : weights.second;
   for (const TensorSpec& spec : tensors_of(operation)) {
     const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
     if (spec.optional && unwanted) options.absent.emplace_back(spec.name);
@@ -62,7 +66,8 @@ const Variant::Implementation* find_implementation(const Variant& variant, Opera
   const Variant::Implementation* other = nullptr;
   for (const Variant::Implementation& each : variant.implementations()) {
     if (each.operation != operation || each.dtype != dtype) continue;
-    if (request.gamma_offset && *request.gamma_offset != each.gamma_offset) continue;
+    // The kernels on heads take either.
+    if (request.gamma_offset && !is_of_heads(operation) && *request.gamma_offset != each.gamma_offset) continue;
     if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
     other = &each;
   }

@@ -42,6 +42,8 @@ struct Request {
   std::string uneven;    // a tensor that has more of both, or all
   int64_t uneven_by = 1;
   int64_t pixels = 1;
+  int64_t q_heads = 0;  // none: no operation on heads is asked for
+  int64_t k_heads = 0;
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;

@@ -36,6 +36,8 @@ constexpr Final finals[] = {
     {Operation::add_rmsnorm_forward, NW_ADD_RMSNORM_FORWARD, "06_fused_residual", "zero_centered", true},
     {Operation::layernorm_backward, NW_LAYERNORM_BACKWARD, "07_backward", "zero_centered", true},
     {Operation::rmsnorm_backward, NW_RMSNORM_BACKWARD, "07_backward", "zero_centered", true},
+    {Operation::qk_norm, NW_QK_NORM, "06_fused_residual", "heads"},
+    {Operation::qk_norm_backward, NW_QK_NORM_BACKWARD, "07_backward", "heads"},
 };
 
 }  // namespace

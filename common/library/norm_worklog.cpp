@@ -130,7 +130,10 @@ void write_empty_sums(const Args& a, cudaStream_t stream) {
   const auto zeros = [&](void* data, int64_t count) {
     if (data) write_zeros(data, count * static_cast<int64_t>(size_of(static_cast<Dtype>(a.param_dtype))), stream);
   };
-  if constexpr (requires { a.dgamma; }) {
+  if constexpr (requires { a.dq_gamma; }) {
+    zeros(a.dq_gamma, a.head_dim);
+    if (a.k_heads > 0) zeros(a.dk_gamma, a.head_dim);
+  } else if constexpr (requires { a.dgamma; }) {
     const int64_t count = options_of(Operation{}, a).cols;
     zeros(a.dgamma, count);
     if constexpr (requires { a.dbeta; }) zeros(a.dbeta, count);
@@ -196,6 +199,13 @@ nw_status nw_batchnorm_inference(const nw_batchnorm_inference_args* args, void* 
   return call_final(args, stream);
 }
 nw_status nw_batchnorm_backward(const nw_batchnorm_backward_args* args, void* stream) {
+  return call_final(args, stream);
+}
+
+nw_status nw_qk_norm(const nw_qk_norm_args* args, void* stream) {
+  return call_final(args, stream);
+}
+nw_status nw_qk_norm_backward(const nw_qk_norm_backward_args* args, void* stream) {
   return call_final(args, stream);
 }
 

@@ -1,6 +1,6 @@
 // The kernels of this repository behind a C interface: libnormworklog.
 //
-// The nine operations below run their final kernels. Each takes a struct of arguments and a stream, launches, and
+// The operations below run their final kernels. Each takes a struct of arguments and a stream, launches, and
 // returns without waiting: the result is there when the stream has come to it. Every stage's variants can be had by
 // name as well (nw_find_kernel, nw_launch).
 //
@@ -126,7 +126,9 @@ enum {
   NW_RMSNORM_BACKWARD = 5,       // nw_rmsnorm_backward_args
   NW_BATCHNORM_TRAIN = 6,        // nw_batchnorm_train_args
   NW_BATCHNORM_INFERENCE = 7,    // nw_batchnorm_inference_args
-  NW_BATCHNORM_BACKWARD = 8      // nw_batchnorm_backward_args
+  NW_BATCHNORM_BACKWARD = 8,     // nw_batchnorm_backward_args
+  NW_QK_NORM = 9,                // nw_qk_norm_args
+  NW_QK_NORM_BACKWARD = 10       // nw_qk_norm_backward_args
 };
 
 // --- Norms over rows -----------------------------------------------------------------------------------------------
@@ -259,6 +261,66 @@ typedef struct nw_rmsnorm_backward_args {
   float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_rmsnorm_backward_args;
 NW_API nw_status nw_rmsnorm_backward(const nw_rmsnorm_backward_args* args, void* stream);
+
+// --- Heads of q and k ----------------------------------------------------------------------------------------------
+//
+// A tensor of heads has element j of head h of token t at pointer + t * token_stride + h * head_stride + j: a view of
+// the projection that q, k and v come out of, of which v is not touched. tokens is from 0 to 2^31, q_heads from 1 to
+// 65536, k_heads from 0 to 65536, head_dim from 1 to 2^20. Heads that are neighbours come first in either order: a
+// head_stride is at least head_dim and a token_stride at least what a token's heads take, or the other way round. With
+// one token, or one head, that stride is not looked at. Where k_heads is 0 there is no k, and nothing of it is looked
+// at. Which kernel takes a row depends on head_dim, the types, strides and alignment: its result depends on the row
+// alone.
+
+// RMSNorm of each head's row: y = x * rstd * (gamma + gamma_offset), rstd = 1 / sqrt(sum(x^2) / head_dim + eps).
+typedef struct nw_qk_norm_args {
+  size_t size;           // sizeof(nw_qk_norm_args)
+  nw_dtype dtype;        // of q, k, q_out and k_out
+  nw_dtype param_dtype;  // of q_gamma and k_gamma
+  const void* q;         // [tokens, q_heads, head_dim]
+  const void* k;         // [tokens, k_heads, head_dim]
+  const void* q_gamma;   // [head_dim], optional: ones, whatever gamma_offset is
+  const void* k_gamma;   // [head_dim], optional: ones, whatever gamma_offset is
+  void* q_out;           // as q; may take its place
+  void* k_out;           // as k; may take its place
+  float* q_rstd;         // [tokens, q_heads], optional: not written
+  float* k_rstd;         // [tokens, k_heads], optional: not written
+  int64_t tokens, q_heads, k_heads, head_dim;
+  int64_t q_token_stride, q_head_stride, k_token_stride, k_head_stride;
+  int64_t q_out_token_stride, q_out_head_stride, k_out_token_stride, k_out_head_stride;
+  float eps;                   // finite, 0 or more
+  float gamma_offset;          // 0, or 1 where gamma is stored about zero, as Gemma's code has it
+  int64_t round_before_gamma;  // 1: y = round(x * rstd) * gamma, as LLaMA's and Qwen's code has it; else 0
+} nw_qk_norm_args;
+NW_API nw_status nw_qk_norm(const nw_qk_norm_args* args, void* stream);
+
+// For q, and for k likewise, with xhat = q * rstd and wdy = dq_out * (gamma + gamma_offset), for each head's row:
+// dq = rstd * (wdy - xhat * sum(wdy * xhat) / head_dim), and over all tokens and heads dq_gamma = sum(dq_out * xhat).
+typedef struct nw_qk_norm_backward_args {
+  size_t size;             // sizeof(nw_qk_norm_backward_args)
+  nw_dtype dtype;          // of dq_out, dk_out, q, k, dq and dk
+  nw_dtype param_dtype;    // of q_gamma, k_gamma, dq_gamma and dk_gamma
+  const void* dq_out;      // [tokens, q_heads, head_dim]
+  const void* dk_out;      // [tokens, k_heads, head_dim]
+  const void* q;           // as dq_out
+  const void* k;           // as dk_out
+  const void* q_gamma;     // [head_dim], optional: ones
+  const void* k_gamma;     // [head_dim], optional: ones
+  const float* q_rstd;     // [tokens, q_heads], as the forward pass wrote it
+  const float* k_rstd;     // [tokens, k_heads], as the forward pass wrote it
+  void* dq;                // as q, optional: not written
+  void* dk;                // as k, optional: not written
+  void* dq_gamma;          // [head_dim], optional: not written
+  void* dk_gamma;          // [head_dim], optional: not written
+  void* workspace;         // 16-byte aligned, optional: see nw_workspace_size
+  size_t workspace_bytes;  // what is there, where there is a workspace
+  int64_t tokens, q_heads, k_heads, head_dim;
+  int64_t dq_out_token_stride, dq_out_head_stride, dk_out_token_stride, dk_out_head_stride;
+  int64_t q_token_stride, q_head_stride, k_token_stride, k_head_stride;
+  int64_t dq_token_stride, dq_head_stride, dk_token_stride, dk_head_stride;
+  float gamma_offset;  // as the forward pass had it
+} nw_qk_norm_backward_args;
+NW_API nw_status nw_qk_norm_backward(const nw_qk_norm_backward_args* args, void* stream);
 
 // --- BatchNorm -----------------------------------------------------------------------------------------------------
 //

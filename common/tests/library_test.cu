@@ -2,7 +2,9 @@
 // streams, graphs and workspaces.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <set>
@@ -42,6 +44,10 @@ nw_operation operation_of(Operation operation) {
       return NW_BATCHNORM_INFERENCE;
     case Operation::batchnorm_backward:
       return NW_BATCHNORM_BACKWARD;
+    case Operation::qk_norm:
+      return NW_QK_NORM;
+    case Operation::qk_norm_backward:
+      return NW_QK_NORM_BACKWARD;
     default:
       return NW_LAYERNORM_BACKWARD;
   }
@@ -63,6 +69,45 @@ void* pointer(const DeviceArguments& a, std::string_view name) {
 }
 float* floats(const DeviceArguments& a, std::string_view name) {
   return static_cast<float*>(pointer(a, name));
+}
+
+// What a struct of heads has that the others have not.
+template <class Args>
+void fill_heads(const DeviceArguments& a, Args& s) {
+  s.tokens = a.options.rows;
+  s.q_heads = a.options.q_heads;
+  s.k_heads = a.options.k_heads;
+  s.head_dim = a.options.cols;
+  s.gamma_offset = a.options.gamma_offset;
+  s.q = pointer(a, "q");
+  s.k = pointer(a, "k");
+  s.q_gamma = pointer(a, "q_gamma");
+  s.k_gamma = pointer(a, "k_gamma");
+  s.q_rstd = floats(a, "q_rstd");
+  s.k_rstd = floats(a, "k_rstd");
+  const auto strides = [&](const char* name, int64_t& token, int64_t& head) {
+    token = find(a, name).stride;
+    head = find(a, name).head_stride;
+  };
+  strides("q", s.q_token_stride, s.q_head_stride);
+  strides("k", s.k_token_stride, s.k_head_stride);
+  if constexpr (requires { s.q_out; }) {
+    s.q_out = pointer(a, "q_out");
+    s.k_out = pointer(a, "k_out");
+    strides("q_out", s.q_out_token_stride, s.q_out_head_stride);
+    strides("k_out", s.k_out_token_stride, s.k_out_head_stride);
+  } else {
+    s.dq_out = pointer(a, "dq_out");
+    s.dk_out = pointer(a, "dk_out");
+    s.dq = pointer(a, "dq");
+    s.dk = pointer(a, "dk");
+    s.dq_gamma = pointer(a, "dq_gamma");
+    s.dk_gamma = pointer(a, "dk_gamma");
+    strides("dq_out", s.dq_out_token_stride, s.dq_out_head_stride);
+    strides("dk_out", s.dk_out_token_stride, s.dk_out_head_stride);
+    strides("dq", s.dq_token_stride, s.dq_head_stride);
+    strides("dk", s.dk_token_stride, s.dk_head_stride);
+  }
 }
 
 // Whatever fields a struct has get what the problem has for them.
@@ -100,7 +145,9 @@ Args struct_of(const DeviceArguments& a) {
   if constexpr (requires { s.momentum; }) s.momentum = a.options.momentum;
   if constexpr (requires { s.round_before_gamma; }) s.round_before_gamma = a.options.round_before_gamma ? 1 : 0;
   if constexpr (requires { s.gamma_offset; }) s.gamma_offset = a.options.gamma_offset;
-  if constexpr (requires { s.rows; }) {
+  if constexpr (requires { s.head_dim; }) {
+    fill_heads(a, s);
+  } else if constexpr (requires { s.rows; }) {
     s.rows = a.options.rows;
     s.cols = a.options.cols;
   } else {
@@ -132,6 +179,10 @@ auto with_struct(const DeviceArguments& a, Function&& function) {
       return function(struct_of<nw_batchnorm_inference_args>(a), nw_batchnorm_inference);
     case NW_BATCHNORM_BACKWARD:
       return function(struct_of<nw_batchnorm_backward_args>(a), nw_batchnorm_backward);
+    case NW_QK_NORM:
+      return function(struct_of<nw_qk_norm_args>(a), nw_qk_norm);
+    case NW_QK_NORM_BACKWARD:
+      return function(struct_of<nw_qk_norm_backward_args>(a), nw_qk_norm_backward);
     default:
       return function(struct_of<nw_layernorm_backward_args>(a), nw_layernorm_backward);
   }
@@ -203,6 +254,10 @@ std::vector<ProblemOptions> problems_of(Operation operation, float gamma_offset 
     add({.rows = 33, .cols = 64});
     add({.rows = 7, .cols = 19, .pixels = 49});
     add({.rows = 7, .cols = 16, .pixels = 49, .layout = ChannelLayout::channels_first});
+  } else if (is_of_heads(operation)) {
+    add({.rows = 6, .cols = 128, .q_heads = 4, .k_heads = 2});
+    add({.rows = 3, .cols = 65, .q_heads = 3, .k_heads = 5, .row_padding = 1});
+    add({.rows = 5, .cols = 64, .q_heads = 1, .k_heads = 0, .gamma_offset = 1});
   } else {
     add({.rows = 6, .cols = 1024});
     add({.rows = 3, .cols = 1001});
@@ -291,7 +346,9 @@ TEST_F(Library, OptionalTensorsMayBeNull) {
                               {Operation::batchnorm_train, {"gamma", "beta", "running_mean", "running_var"}},
                               {Operation::batchnorm_inference, {"gamma", "beta"}},
                               {Operation::batchnorm_backward, {"gamma", "dgamma", "dbeta"}},
-                              {Operation::batchnorm_backward, {"dx"}}}) {
+                              {Operation::batchnorm_backward, {"dx"}},
+                              {Operation::qk_norm, {"q_gamma", "k_gamma", "q_rstd", "k_rstd"}},
+                              {Operation::qk_norm_backward, {"q_gamma", "k_gamma", "dq", "dk_gamma"}}}) {
     SCOPED_TRACE(name_of(each.operation));
     const Problem problem({.operation = each.operation, .rows = 9, .cols = 200, .absent = each.absent});
     Workspace workspace(problem, 0);
@@ -325,7 +382,8 @@ TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
                               {Operation::add_layernorm_forward, {{"residual", "h"}, {"x", "y"}}},
                               {Operation::add_rmsnorm_forward, {{"residual", "h"}}},
                               {Operation::add_rmsnorm_forward, {{"x", "h"}, {"residual", "y"}}},
-                              {Operation::batchnorm_inference, {{"x", "y"}}}}) {
+                              {Operation::batchnorm_inference, {{"x", "y"}}},
+                              {Operation::qk_norm, {{"q", "q_out"}, {"k", "k_out"}}}}) {
     SCOPED_TRACE(name_of(each.operation));
     for (const int64_t cols : {192, 1001, 8192}) {
       for (const float gamma_offset : {0.0f, 1.0f}) {
@@ -415,12 +473,13 @@ TEST_F(Library, WithoutRowsOnlyTheSumsAreWritten) {
       Workspace workspace(problem, 0);
       workspace.reset();
       with_struct(workspace.arguments(), [&](auto args, auto function) {
-        args.x = nullptr;  // where there are no elements, there may be no memory
+        if constexpr (requires { args.x; }) args.x = nullptr;  // where there are no elements, there may be no memory
         EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
       });
       check_cuda(cudaDeviceSynchronize(), "running the kernels");
       for (const HostTensor& tensor : workspace.download()) {
-        if (tensor.spec.name != "dgamma" && tensor.spec.name != "dbeta") continue;
+        const bool is_sum = tensor.spec.extent == Extent::per_col && tensor.spec.name.starts_with('d');
+        if (!is_sum) continue;
         EXPECT_EQ(tensor.bytes, HostBytes(tensor.bytes.size(), std::byte{0})) << tensor.spec.name;
       }
       for (const std::string& sentence : workspace.damage()) ADD_FAILURE() << sentence;
@@ -664,6 +723,89 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
     valid.args.save_invstd = nullptr;
     expect_refused(nw_batchnorm_backward(&valid.args, nullptr), NW_ERROR_NULL, "save_invstd must not be null");
   }
+  {
+    Valid<nw_qk_norm_args> valid({.operation = Operation::qk_norm, .rows = 6, .cols = 64, .q_heads = 4, .k_heads = 2});
+    const nw_qk_norm_args right = valid.args;
+    const auto refuses = [&](auto change, nw_status status, const std::string& sentence) {
+      valid.args = right;
+      change(valid.args);
+      expect_refused(nw_qk_norm(&valid.args, nullptr), status, sentence);
+    };
+    using Args = nw_qk_norm_args;
+    refuses([](Args& a) { a.tokens = -1; }, NW_ERROR_SHAPE, "tokens must be from 0 to 2147483648; it is -1");
+    refuses([](Args& a) { a.q_heads = 0; }, NW_ERROR_SHAPE, "q_heads must be from 1 to 65536; it is 0");
+    refuses([](Args& a) { a.k_heads = -1; }, NW_ERROR_SHAPE, "k_heads must be from 0");
+    refuses([](Args& a) { a.head_dim = 0; }, NW_ERROR_SHAPE, "head_dim must be from 1");
+    refuses([](Args& a) { a.eps = -1; }, NW_ERROR_VALUE, "eps must be a finite number");
+    refuses([](Args& a) { a.gamma_offset = 0.5f; }, NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is 0.5");
+    refuses([](Args& a) { a.round_before_gamma = 2; }, NW_ERROR_VALUE, "round_before_gamma must be 0 or 1; it is 2");
+    refuses([](Args& a) { a.k = nullptr; }, NW_ERROR_NULL, "k must not be null");
+    refuses([](Args& a) { a.q_head_stride = 63; }, NW_ERROR_STRIDE,
+            "q_head_stride must be at least 64, the elements of a head; it is 63");
+    refuses([](Args& a) { a.k_out_token_stride = 127; }, NW_ERROR_STRIDE,
+            "k_out_token_stride must be at least 128, the elements of the row that it steps over; it is 127");
+    refuses([](Args& a) { a.q_head_stride = a.q_token_stride = int64_t{1} << 60; }, NW_ERROR_STRIDE,
+            "q_head_stride is 1152921504606846976: 4 of them are more than memory can hold");
+    refuses([](Args& a) { a.q_token_stride = int64_t{1} << 60; }, NW_ERROR_STRIDE,
+            "q_token_stride is 1152921504606846976: 6 of them are more than memory can hold");
+    refuses([](Args& a) { a.q_out = beside(a.q_out, 2); }, NW_ERROR_ALIGNMENT, "q_out must be aligned");
+    refuses([](Args& a) { a.q_out = const_cast<void*>(a.k); }, NW_ERROR_OVERLAP, "q_out must not overlap k");
+    refuses([](Args& a) { a.q_out = a.k_out; }, NW_ERROR_OVERLAP, "q_out must not overlap k_out");
+    refuses([](Args& a) { a.q_out = beside(a.q, 4); }, NW_ERROR_OVERLAP, "q_out overlaps q: in its place");
+    refuses([](Args& a) { a.k_rstd = a.q_rstd; }, NW_ERROR_OVERLAP, "q_rstd must not overlap k_rstd");
+  }
+}
+
+// q, k and v of a token side by side, and q, k and v of each head: all in one tensor, of which q and k are overwritten.
+TEST_F(Library, HeadsOfOneProjectionAreNormalizedWhereTheyLie) {
+  constexpr int64_t tokens = 5, heads = 3, dim = 64;
+  for (const bool is_interleaved : {false, true}) {
+    SCOPED_TRACE(is_interleaved);
+    const Problem problem({.operation = Operation::qk_norm,
+                           .rows = tokens,
+                           .cols = dim,
+                           .q_heads = heads,
+                           .k_heads = heads,
+                           .absent = {"q_rstd", "k_rstd"}});
+    Workspace workspace(problem, 0);
+    workspace.reset();
+    nw_qk_norm_args args = struct_of<nw_qk_norm_args>(workspace.arguments());
+    const DeviceMemory projection(3 * tokens * heads * dim * 4);
+    std::vector<float> values(3 * tokens * heads * dim, 7.0f);
+    std::vector<HostTensor> results = workspace.download();
+    const auto place = [&](int64_t part, int64_t token, int64_t head) {
+      return values.data() +
+             (is_interleaved ? ((token * heads + head) * 3 + part) * dim : ((token * 3 + part) * heads + head) * dim);
+    };
+    const auto for_each_row = [&](auto use) {  // of q, then of k
+      for (int64_t part = 0; part < 2; ++part) {
+        for (int64_t token = 0; token < tokens; ++token) {
+          for (int64_t head = 0; head < heads; ++head) use(part, token * heads + head, place(part, token, head));
+        }
+      }
+    };
+    for_each_row([&](int64_t part, int64_t row, float* to) {
+      const HostTensor& from = problem.tensors()[part];
+      std::memcpy(to, from.bytes.data() + from.start_of(row) * 4, dim * 4);
+    });
+    check_cuda(cudaMemcpy(projection.data(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "copying");
+    auto* const first = reinterpret_cast<float*>(projection.data());
+    args.q = args.q_out = first;
+    args.k = args.k_out = first + (is_interleaved ? dim : heads * dim);
+    args.q_token_stride = args.k_token_stride = args.q_out_token_stride = args.k_out_token_stride = 3 * heads * dim;
+    args.q_head_stride = args.k_head_stride = args.q_out_head_stride = args.k_out_head_stride =
+        is_interleaved ? 3 * dim : dim;
+    ASSERT_EQ(nw_qk_norm(&args, nullptr), NW_OK) << nw_last_error();
+    check_cuda(cudaMemcpy(values.data(), projection.data(), values.size() * 4, cudaMemcpyDeviceToHost), "copying");
+    for_each_row([&](int64_t part, int64_t row, float* from) {
+      HostTensor& to = results[4 + part];
+      std::memcpy(to.bytes.data() + to.start_of(row) * 4, from, dim * 4);
+      std::fill(from, from + dim, 7.0f);
+    });
+    const Comparison comparison = problem.compare(results, {.summation = Summation::pairwise});
+    EXPECT_TRUE(comparison.passed) << comparison.describe();
+    EXPECT_EQ(values, std::vector<float>(values.size(), 7.0f)) << "v was written to";
+  }
 }
 
 TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
@@ -788,7 +930,7 @@ TEST(LibraryWorkspace, IsAskedForByShapeAlone) {
   size_t bytes = 0;
   EXPECT_EQ(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, &bytes), NW_OK) << nw_last_error();
   EXPECT_EQ(bytes, backward_workspace(1000) * sizeof(float));
-  expect_refused(nw_workspace_size(9, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 8; it is 9");
+  expect_refused(nw_workspace_size(11, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 10; it is 11");
   expect_refused(nw_workspace_size(-1, &args, &bytes), NW_ERROR_VALUE, "operation must be");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, nullptr, &bytes), NW_ERROR_NULL, "args must not be null");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, nullptr), NW_ERROR_NULL, "bytes must not be null");
@@ -824,7 +966,7 @@ TEST(LibraryVariants, AreFoundByName) {
   }
   EXPECT_EQ(stages, (std::set<std::string>{"01_naive", "02_shared_reduction", "03_warp_shuffle", "04_vectorized",
                                            "05_welford", "06_fused_residual", "07_backward", "08_batchnorm"}));
-  EXPECT_EQ(finals, (9 + 6) * 5);  // those over rows with weights about zero, too
+  EXPECT_EQ(finals, (11 + 6) * 5);  // those over rows with weights about zero, too
 }
 
 TEST(LibraryVariants, AreDescribedToAProgramOfAnEarlierHeader) {

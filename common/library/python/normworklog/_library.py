@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ABI_VERSION = 1
@@ -24,7 +24,7 @@ _VALUE_ERRORS = range(1, 12)
 _OUT_OF_MEMORY = 13
 
 # Operations, for nw_workspace_size.
-_LAYERNORM_BACKWARD, _BATCHNORM_TRAIN = 4, 6
+_LAYERNORM_BACKWARD, _BATCHNORM_TRAIN, _QK_NORM_BACKWARD = 4, 6, 10
 
 
 class Error(RuntimeError):
@@ -46,6 +46,8 @@ _RMSNORM_GRAD = _struct("8PN7qf")
 _BATCHNORM_TRAIN_ARGS = _struct("9PN3qiff")
 _BATCHNORM_INFERENCE_ARGS = _struct("6P3qif")
 _BATCHNORM_GRAD = _struct("9PN3qi")
+_QK_NORM = _struct("8P12qffq")
+_QK_NORM_GRAD = _struct("13PN16qf")
 
 
 class Library:
@@ -285,6 +287,36 @@ def batch_norm_backward(
         load().fail(status)
 
 
+def qk_norm(
+    pointers: Sequence[int], tokens: int, q_heads: int, k_heads: int, head_dim: int, strides: Sequence[int],
+    eps: float, offset: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    """`pointers`: q, k, q_gamma, k_gamma, q_out, k_out, q_rstd, k_rstd. `strides`: of the token and of the head, of q,
+    k, q_out and k_out."""
+    packed = _QK_NORM.pack(
+        _QK_NORM.size, dtype, param_dtype, *pointers, tokens, q_heads, k_heads, head_dim, *strides, eps, offset,
+        round_before_gamma,
+    )
+    status = _c.qk_norm(packed, stream)
+    if status:
+        load().fail(status)
+
+
+def qk_norm_backward(
+    pointers: Sequence[int], workspace: int, workspace_bytes: int, tokens: int, q_heads: int, k_heads: int,
+    head_dim: int, strides: Sequence[int], offset: float, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    """`pointers`: dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd, k_rstd, dq, dk, dq_gamma, dk_gamma. `strides`: of the
+    token and of the head, of dq_out, dk_out, q, k, dq and dk."""
+    packed = _QK_NORM_GRAD.pack(
+        _QK_NORM_GRAD.size, dtype, param_dtype, *pointers, workspace, workspace_bytes, tokens, q_heads, k_heads,
+        head_dim, *strides, offset,
+    )
+    status = _c.qk_norm_backward(packed, stream)
+    if status:
+        load().fail(status)
+
+
 # --- Workspaces -------------------------------------------------------------------------------------------------------
 # What was asked before is kept: for one type the size depends on the width alone, and for BatchNorm on nothing.
 _workspace_bytes: dict[tuple[int, int, int, int], int] = {}
@@ -310,6 +342,16 @@ def backward_workspace_bytes(centered: bool, rows: int, cols: int, dtype: int, p
         return args.pack(args.size, dtype, param_dtype, *[0] * pointers, 0, rows, cols, cols, cols, cols, cols, 0, 0.0)
 
     return _workspace(_LAYERNORM_BACKWARD if centered else _LAYERNORM_BACKWARD + 1, dtype, param_dtype, cols, arguments)
+
+
+def qk_norm_workspace_bytes(head_dim: int, dtype: int, param_dtype: int) -> int:
+    """What qk_norm_backward works in."""
+
+    def arguments() -> bytes:
+        args = _QK_NORM_GRAD
+        return args.pack(args.size, dtype, param_dtype, *[0] * 14, 1, 1, 0, head_dim, *[0] * 12, 0.0)
+
+    return _workspace(_QK_NORM_BACKWARD, dtype, param_dtype, head_dim, arguments)
 
 
 def batch_norm_workspace_bytes(

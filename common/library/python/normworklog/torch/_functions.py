@@ -208,6 +208,75 @@ def rms_norm_backward(
     return operators.rms_norm_backward(dy, x, dh, gamma, rstd, [True, True], offset)
 
 
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+class _QkNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float,
+        offset: float, round_before_gamma: bool,
+    ) -> Any:
+        q_rows = q.numel() // q.shape[-1] if q.dim() and q.shape[-1] else 0
+        k_rows = k.numel() // k.shape[-1] if k is not None and k.dim() and k.shape[-1] else 0
+        rstd = torch.empty(q_rows + k_rows, dtype=torch.float32, device=q.device)
+        ctx.rstd_at = rstd.data_ptr(), rstd.data_ptr() + 4 * q_rows
+        q_out, k_out = _launch.heads_forward(
+            q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, *ctx.rstd_at
+        )
+        ctx.save_for_backward(q, k, q_gamma, k_gamma, rstd)
+        ctx.offset = offset
+        return q_out if k_out is None else (q_out, k_out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq_out: Tensor, dk_out: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, k, q_gamma, k_gamma, _ = ctx.saved_tensors
+        found = _launch.heads_backward(
+            dq_out, dk_out, q, k, q_gamma, k_gamma, *ctx.rstd_at, ctx.offset, tuple(ctx.needs_input_grad[:4])
+        )
+        return *found, None, None, None
+
+
+def qk_norm(
+    q: Tensor, k: Tensor | None = None, q_gamma: Tensor | None = None, k_gamma: Tensor | None = None,
+    eps: float = 1e-6, offset: float = 0.0, round_before_gamma: bool = False, inplace: bool = False,
+) -> Any:
+    direct = not is_compiling() and _direct(q, q_gamma, k_gamma, k)
+    differentiated = _differentiated(q, q_gamma, k_gamma, k)
+    if inplace:
+        if differentiated:
+            raise ValueError("inplace is True, and a gradient is wanted: that needs q and k as they are")
+        if direct:
+            _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, True, 0, 0)
+        else:
+            operators.qk_norm_(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+        return q if k is None else (q, k)
+    if not direct:
+        q_out, k_out, _, _ = operators.qk_norm(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+        return q_out if k is None else (q_out, k_out)
+    if differentiated:
+        return _QkNorm.apply(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+    q_out, k_out = _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, 0, 0)
+    return q_out if k_out is None else (q_out, k_out)
+
+
+def qk_norm_forward(
+    q: Tensor, k: Tensor | None = None, q_gamma: Tensor | None = None, k_gamma: Tensor | None = None,
+    eps: float = 1e-6, offset: float = 0.0, round_before_gamma: bool = False,
+) -> tuple[Tensor, ...]:
+    q_out, k_out, q_rstd, k_rstd = operators.qk_norm(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+    return (q_out, q_rstd) if k is None else (q_out, k_out, q_rstd, k_rstd)
+
+
+def qk_norm_backward(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None = None,
+    q_gamma: Tensor | None = None, k_gamma: Tensor | None = None, offset: float = 0.0,
+) -> tuple[Tensor, ...]:
+    dq, dk, dq_gamma, dk_gamma = operators.qk_norm_backward(
+        dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd, k_rstd, offset, [True, k is not None, True, k is not None]
+    )
+    return (dq, dq_gamma) if k is None else (dq, dk, dq_gamma, dk_gamma)
+
+
 # --- BatchNorm --------------------------------------------------------------------------------------------------------
 class _BatchNormTrain(torch.autograd.Function):
     @staticmethod

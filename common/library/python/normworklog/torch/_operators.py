@@ -217,6 +217,118 @@ def _add_rms_norm_gradient(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: A
     return dx if want_x else None, dx if want_residual else None, dgamma, None, None, None
 
 
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+def _tokens(q: Tensor) -> int:
+    tokens = 1
+    for size in q.shape[:-2]:
+        tokens *= size
+    return tokens
+
+
+def _qk_norm(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> tuple[Tensor, ...]:
+    """(q_out, k_out, q_rstd, k_rstd); those of k are empty where there is none."""
+    rstd = [None if t is None else torch.empty(t.shape[:-1].numel(), dtype=torch.float32, device=q.device).view(
+        -1, t.shape[-2]) for t in (q, k)]
+    q_out, k_out = _launch.heads_forward(
+        q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, pointer(rstd[0]), pointer(rstd[1])
+    )
+    assert rstd[0] is not None
+    return q_out, _optional(k_out, q), rstd[0], _optional(rstd[1], rstd[0])
+
+
+def _qk_norm_fake(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> tuple[Tensor, ...]:
+    k_shape, k_rows = ((0,), (0,)) if k is None else (k.shape, (_tokens(k), k.shape[-2]))
+    return (q.new_empty(q.shape), q.new_empty(k_shape), q.new_empty((_tokens(q), q.shape[-2]), dtype=torch.float32),
+            q.new_empty(k_rows, dtype=torch.float32))
+
+
+def _qk_norm_in_place(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> None:
+    _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, True, 0, 0)
+
+
+def _qk_norm_backward(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_gamma: Tensor | None,
+    k_gamma: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None, offset: float, mask: list[bool],
+) -> tuple[Tensor, ...]:
+    for name, vector, heads in (("q_rstd", q_rstd, q), ("k_rstd", k_rstd, k)):
+        if heads is None:
+            continue
+        shape = (_tokens(heads), heads.shape[-2])
+        if vector is None or vector.dtype != torch.float32 or tuple(vector.shape) != shape or (
+            vector.device != q.device or not vector.is_contiguous()
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous tensor of {shape} float32 on {q.device}, as the forward pass wrote it"
+            )
+    found = _launch.heads_backward(
+        dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd.data_ptr(), pointer(k_rstd), offset,
+        (mask[0], mask[1], mask[2], mask[3]),
+    )
+    return tuple(_optional(t, q) for t in found)
+
+
+def _qk_norm_backward_fake(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_gamma: Tensor | None,
+    k_gamma: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None, offset: float, mask: list[bool],
+) -> tuple[Tensor, ...]:
+    some = q_gamma if q_gamma is not None else k_gamma
+    dtype = q.dtype if some is None else some.dtype
+    k_shapes = (None, None) if k is None else (k.shape, q.shape[-1:])
+    shapes = (q.shape, k_shapes[0], q.shape[-1:], k_shapes[1])
+    return tuple(
+        q.new_empty(shape, dtype=t) if wanted and shape is not None else q.new_empty(0)
+        for wanted, shape, t in zip(mask, shapes, (q.dtype, q.dtype, dtype, dtype))
+    )
+
+
+_define(
+    "qk_norm(Tensor q, Tensor? k, Tensor? q_gamma, Tensor? k_gamma, float eps, float offset, bool round_before_gamma) "
+    "-> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
+    _qk_norm,
+    _qk_norm_fake,
+)
+_define(
+    "qk_norm_(Tensor(a!) q, Tensor(b!)? k, Tensor? q_gamma, Tensor? k_gamma, float eps, float offset, bool "
+    "round_before_gamma) -> ()",
+    _qk_norm_in_place,
+    lambda *_: None,
+)
+_define(
+    "qk_norm_backward(Tensor dq_out, Tensor? dk_out, Tensor q, Tensor? k, Tensor? q_gamma, Tensor? k_gamma, Tensor "
+    "q_rstd, Tensor? k_rstd, float offset, bool[] mask) -> (Tensor dq, Tensor dk, Tensor dq_gamma, Tensor dk_gamma)",
+    _qk_norm_backward,
+    _qk_norm_backward_fake,
+)
+
+
+def _qk_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, q_gamma, k_gamma, _, ctx.offset, _ = inputs
+    ctx.save_for_backward(q, k, q_gamma, k_gamma, output[2], output[3])
+    ctx.mark_non_differentiable(*output[2:] if k is not None else output[1:])
+
+
+def _qk_norm_gradient(ctx: Any, dq_out: Tensor, dk_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    q, k, q_gamma, k_gamma, q_rstd, k_rstd = ctx.saved_tensors
+    mask = list(ctx.needs_input_grad[:4])
+    found = operators.qk_norm_backward(
+        dq_out, None if k is None else dk_out, q, k, q_gamma, k_gamma, q_rstd, None if k is None else k_rstd,
+        ctx.offset, mask,
+    )
+    gradients = [gradient if wanted else None for gradient, wanted in zip(found, mask)]
+    if k is None:
+        gradients[1] = gradients[3] = None
+    return *gradients, None, None, None
+
+
 # --- BatchNorm --------------------------------------------------------------------------------------------------------
 def _batch_norm_train(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
@@ -342,6 +454,7 @@ for _name, _setup, _gradient in (
     ("rms_norm", _rms_norm_setup, _rms_norm_gradient),
     ("add_layer_norm", _add_layer_norm_setup, _add_layer_norm_gradient),
     ("add_rms_norm", _add_rms_norm_setup, _add_rms_norm_gradient),
+    ("qk_norm", _qk_norm_setup, _qk_norm_gradient),
     ("batch_norm_train", _batch_norm_train_setup, _batch_norm_train_gradient),
     ("batch_norm_inference", _batch_norm_inference_setup, _batch_norm_inference_gradient),
 ):
