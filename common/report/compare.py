@@ -297,7 +297,7 @@ def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 def sets_to_rotate(cell: Cell, l2_bytes: int) -> int:
     """Sets of tensors such that four times the L2 cache is read and written before a set has its turn again."""
-    return max(3, min(32, 2 + 4 * l2_bytes // cell.bytes))
+    return max(2, min(32, 2 + 4 * l2_bytes // cell.bytes))
 
 
 def right_calls(
@@ -418,6 +418,15 @@ def clocks() -> str:
     return command_output("nvidia-smi", "-i", first, query, "--format=csv,noheader")
 
 
+# Words of a GPU's name that say nothing of its model, as common/harness/device.cpp has them.
+NO_MODEL = re.compile(r"nvidia|geforce|quadro|tesla|laptop|gpu|pcie|nvl|with|max|q|design|.*gb|hbm.*|sxm.*")
+
+
+def short_name_of(gpu: str) -> str:
+    """h100 of NVIDIA H100 80GB HBM3."""
+    return "".join(word for word in re.findall(r"[a-z0-9]+", gpu.lower()) if not NO_MODEL.fullmatch(word))
+
+
 def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
     import importlib.metadata
 
@@ -438,7 +447,7 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
     drivers = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     return {
         "gpu": gpu,
-        "gpu_short": gpu.lower().removeprefix("nvidia ").removeprefix("geforce ").replace(" ", ""),
+        "gpu_short": short_name_of(gpu),
         "driver": drivers[0] if drivers else "unknown",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": command_output("git", "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "unknown"),
@@ -707,7 +716,7 @@ def compare(options: argparse.Namespace) -> int:
         return [name for name in names if cell in tuned or name not in contenders.TUNED]
 
     context = context_of(names, library) | {
-        "calls": "C++" if native else "Python", "grid": kind, "tensors": "rotated" if options.rotate else "one set",
+        "calls": "C++" if native else "Python", "grid": kind, "tensors": "one set" if options.one_set else "rotated",
     }
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
@@ -717,7 +726,7 @@ def compare(options: argparse.Namespace) -> int:
             "--output my/compare.json"
         )
     kept_apart = f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
-    folder = options.work / (kept_apart + "-rotated" * options.rotate)
+    folder = options.work / (kept_apart + "-one-set" * options.one_set)
     gpu = Gpu()
     if options.ahead:
         compile_ahead(share_of(cells, options.ahead), folder, names_of, gpu, options.minutes)
@@ -725,7 +734,7 @@ def compare(options: argparse.Namespace) -> int:
     rounds = 40 if options.full else 15
 
     def work(cell: Cell) -> dict[str, Any]:
-        sets = sets_to_rotate(cell, gpu.l2_bytes) if options.rotate else 1
+        sets = 1 if options.one_set else sets_to_rotate(cell, gpu.l2_bytes)
         part = measure(cell, names_of(cell), rounds, gpu, sets)
         left_out = contenders.KEPT_ON_DISK if compiled_ahead(folder, cell).is_file() else ()
         part["first_calls"] = [entry for entry in part["first_calls"] if entry["variant"] not in left_out]
@@ -805,8 +814,9 @@ def main(arguments: list[str] | None = None) -> int:
              "(default: 30 of a full run, none of a quick one)",
     )
     parser.add_argument(
-        "--rotate", action="store_true",
-        help="several sets of tensors in turn, so that nothing of a call is in a cache when its tensors are used again",
+        "--one-set", action="store_true",
+        help="one set of tensors, where otherwise several are taken in turn, so that nothing of a call is in a cache "
+             "when its tensors are used again",
     )
     parser.add_argument(
         "--ahead", metavar="I/N",

@@ -171,24 +171,27 @@ def rotation(place: Place) -> Table:
     if not place.repository.has_data(name):
         return Table(f"*Tensors were not rotated on {place.gpu} yet.*", False)
     data = place.repository.data(name)
-    figures, stale = data["figures"], place.repository.data_is_stale(name)
+    stale = place.repository.data_is_stale(name)
+    ways: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # case: contender: one set, and several
+    for key, figure in data["figures"].items():
+        contender, operation, dtype, shape, way = key.split("/")
+        case_of = f"`{operation}`", f"{dtype}, {shape.replace('x', ' x ')}"
+        ways.setdefault(case_of, {}).setdefault(contender, {})[way] = figure["value"]
+    names = list(dict.fromkeys(name for by_contender in ways.values() for name in by_contender))
     lines = []
-    for key, one in figures.items():
-        if not key.endswith("/one"):
-            continue
-        contender, operation, dtype, shape, _ = key.split("/")
-        several = figures[key.removesuffix("one") + "several"]["value"]
-        difference = f"{several / one['value'] - 1:+.1%}".replace("%", " %")
-        lines.append([
-            f"`{operation}`", f"{dtype}, {shape.replace('x', ' x ')}",
-            dagger(label(contender), stale and contender == OURS), significant(one["value"]), significant(several),
-            difference,
-        ])
-    head = ["operation", "case", "who", "one set, µs", "several in turn, µs", "difference"]
+    for case_of, found in ways.items():
+        differences = [
+            f"{found[name]['several'] / found[name]['one'] - 1:+.1%}".replace("%", " %") if name in found else MISSING
+            for name in names
+        ]
+        ours = found[OURS]
+        times = f"{significant(ours['one'])} and {significant(ours['several'])}"
+        lines.append([dagger(case_of[0], stale), case_of[1], times, *differences])
+    head = ["operation", "case", "ours, µs: one set and several", *map(label, names)]
     source = ResultFile(place.repository.root / "docs/data" / f"{name}.json",
                         {key: str(value) for key, value in data["context"].items()}, (), ())
-    notes = [f"Cold. {data['context']['title']}", *source_note(place, [source])]
-    return Table(markdown_table(head, lines, 3) + caption(notes, stale), stale)
+    notes = [f"Cold; how much longer with several. {data['context']['title']}", *source_note(place, [source])]
+    return Table(markdown_table(head, lines, 2) + caption(notes, stale), stale)
 
 
 def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
