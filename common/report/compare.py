@@ -38,6 +38,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -262,13 +263,13 @@ def measure(
     cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu, sets: int = 1, modes: Sequence[str] = MODES
 ) -> dict[str, Any]:
     """The cell's checks, timings, first calls and absences. What ends the cell early is an absence of everyone, beside
-    what was measured till then. With more than one set of tensors, a contender's calls take them in turn."""
+    what was measured till then. With more than one set of tensors, a contender's cold calls take them in turn."""
     import torch
 
     document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": [], "first_calls": []}
     try:
-        calls, steps = right_calls(cell, names, gpu, document, sets)
-        time_calls(cell, calls, steps, rounds, gpu, document, sets, modes)
+        right = right_calls(cell, names, gpu, document, sets)
+        time_calls(cell, right, rounds, gpu, document, sets, [mode for mode in cell.modes if mode in modes])
     except torch.cuda.OutOfMemoryError:
         document["absent"].append({"variant": EVERYONE, "cell": cell.name, "reason": NO_ROOM})
         torch.cuda.empty_cache()
@@ -287,6 +288,20 @@ def why(error: Exception) -> str:
 Calls = dict[str, Callable[[], Any]]
 
 
+@dataclass(frozen=True)
+class Right:
+    """By contender, of those whose results are right: what is timed, on one set of tensors and on all sets in turn; and
+    a whole step."""
+
+    calls: Calls = field(default_factory=dict)
+    in_turn: Calls = field(default_factory=dict)
+    steps: Calls = field(default_factory=dict)
+
+    def of(self, mode: str) -> Calls:
+        """A warm cache, and one that a graph's calls leave, hold the tensors of the call: those modes have one set."""
+        return {"cold": self.in_turn, "python": self.steps}.get(mode, self.calls)
+
+
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A call that is the next of these each time."""
     if len(calls) == 1:
@@ -302,17 +317,16 @@ def sets_to_rotate(cell: Cell, l2_bytes: int) -> int:
 
 def right_calls(
     cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any], sets: int = 1
-) -> tuple[Calls, Calls]:
-    """What is timed, and the whole steps, of the contenders whose results are right. The others are named in
-    `document`, and what the first call of each took."""
+) -> Right:
+    """What of the contenders is timed. Those whose results are wrong are named in `document`, and what the first call
+    of each took."""
     from contenders import prepare
 
     problems = [problem_of(cell, gpu.device, number) for number in range(sets)]
     problem = problems[0]
     gpu.ahead = gpu.AHEAD_OF_BACKWARD if problem.gradients else gpu.AHEAD
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
-    calls: Calls = {}
-    steps: Calls = {}
+    right = Right()
     for name in names:
         own = problem.with_own_statistics()
         made = first_calls(cell, name, own, gpu, document)
@@ -327,10 +341,9 @@ def right_calls(
         largest = excess if math.isfinite(excess) else None
         document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": largest})
         if verdict == "passed":
-            others = [prepare(name, other.with_own_statistics()) for other in problems[1:]]
-            calls[name] = in_turn([call, *(other for other, _ in others)])
-            steps[name] = in_turn([step, *(other for _, other in others)])
-    return calls, steps
+            others = [prepare(name, other.with_own_statistics())[0] for other in problems[1:]]
+            right.calls[name], right.in_turn[name], right.steps[name] = call, in_turn([call, *others]), step
+    return right
 
 
 def problem_of(cell: Cell, device: str, number: int = 0) -> Any:
@@ -372,20 +385,20 @@ def first_calls(
 
 
 def time_calls(
-    cell: Cell, calls: Calls, steps: Calls, rounds: int, gpu: Gpu, document: dict[str, Any], sets: int,
-    modes: Sequence[str],
+    cell: Cell, right: Right, rounds: int, gpu: Gpu, document: dict[str, Any], sets: int, modes: Sequence[str]
 ) -> None:
-    """In each of the cell's ways of timing, beside a copy of the same bytes."""
+    """In each of these ways of timing, beside a copy of the same bytes."""
     import torch
 
     source = [torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device) for _ in range(sets)]
     target = [torch.empty_like(part) for part in source]
-    calls[COPY] = steps[COPY] = in_turn([functools.partial(to.copy_, part) for to, part in zip(target, source)])
-    for mode in (mode for mode in cell.modes if mode in modes):
-        timed = steps if mode == "python" else calls
+    copies = [functools.partial(to.copy_, part) for to, part in zip(target, source)]
+    right.calls[COPY], right.in_turn[COPY], right.steps[COPY] = copies[0], in_turn(copies), copies[0]
+    for mode in modes:
+        timed = right.of(mode)
         if mode == "graph":
             timed = {}
-            for name, call in calls.items():
+            for name, call in right.calls.items():
                 try:
                     timed[name] = gpu.captured(call)
                 except Exception as error:  # noqa: BLE001
@@ -815,8 +828,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--one-set", action="store_true",
-        help="one set of tensors, where otherwise several are taken in turn, so that nothing of a call is in a cache "
-             "when its tensors are used again",
+        help="one set of tensors for cold calls, where otherwise several are taken in turn, so that nothing of a call "
+             "is in a cache when its tensors are used again",
     )
     parser.add_argument(
         "--ahead", metavar="I/N",
