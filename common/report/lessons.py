@@ -3,15 +3,15 @@
 
     python3 common/report/lessons.py             every lesson (NN/README.md) and note (NN/notes/*.md), and README.md
     python3 common/report/lessons.py 05 07       the lessons of these stages, and their notes
-    python3 common/report/lessons.py --check     exit code 1 where a lesson is over a limit, or states other minutes
+    python3 common/report/lessons.py --check     exit code 1 where a page is over a limit, or states other minutes
 
 Words are those of the prose: paragraphs, lists and headings as a reader sees them, also what is folded. Code in fences,
 tables with their notes, links to neighbours, pictures, comments and tags have none; a figure has those that it is
 written with, a formula is one. Lines of code are all that stand in fences. `sentence` is the mean length of one in
 words, headings and the bold words that begin a paragraph left out; `terms` are those that link to docs/glossary.md.
 
-A lesson links a term of the glossary where a sentence first uses it. Those that it does not link there are listed; with
-one of the most basic terms among them it is over its limits.
+A lesson and a note link a term of the glossary where a sentence first uses it. Those that they do not link there are
+listed; with one of the most basic terms among them, a page is over its limits.
 
 Minutes are the words at 200 a minute and the lines of code at 20 a minute. A lesson states its own before its first
 section, as "N minutes".
@@ -215,7 +215,7 @@ def show_notes(root: Path, stages: list[str]) -> None:
 
 def show_terms(unlinked: dict[str, list[str]]) -> None:
     if any(unlinked.values()):
-        print("\nterms that are not linked to the glossary where a lesson first uses them")
+        print("\nterms that are not linked to the glossary where a page first uses them")
     for name, terms in unlinked.items():
         if terms:
             print(f"{name}: {', '.join(terms)}")
@@ -223,7 +223,7 @@ def show_terms(unlinked: dict[str, list[str]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a lesson is over its limits")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a page is over its limits")
     parser.add_argument("stages", nargs="*", metavar="NN", help=f"stages (default: all, with {NOTES} and README.md)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -241,14 +241,16 @@ def main(arguments: list[str] | None = None) -> int:
     show_notes(root, stages)
     glossary_file = root / "docs" / "glossary.md"
     glossary = glossary_of(glossary_file.read_text(encoding="utf-8")) if glossary_file.is_file() else {}
-    unlinked = {name: list(unlinked_terms((root / name).read_text(encoding="utf-8"), glossary)) for name in lessons}
+    notes = [path.relative_to(root).as_posix() for stage in stages for path in notes_of(root / stage)]
+    unlinked = {name: list(unlinked_terms((root / name).read_text(encoding="utf-8"), glossary))
+                for name in (*lessons, *notes)}
     show_terms(unlinked)
     if not options.stages and (root / "README.md").is_file():
         front = read(root / "README.md")
         print(f"\nREADME.md: {front.words} words, {front.tables} tables")
     sys.stdout.flush()
-    problems = [f"{name}: {problem}" for name, size in lessons.items()
-                for problem in problems_of(size) + problems_of_terms(unlinked[name])]
+    problems = [f"{name}: {problem}" for name, terms in unlinked.items()
+                for problem in [*(problems_of(lessons[name]) if name in lessons else []), *problems_of_terms(terms)]]
     if options.check and problems:
         print("\n" + "\n".join(problems), file=sys.stderr)
         return 1

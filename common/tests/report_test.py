@@ -700,6 +700,9 @@ class Lessons(Playground):
         linked = "A [warp](../docs/glossary.md#warp), replayed from a CUDA graph."
         self.write("01_naive/README.md", f"{text}\n{linked}\n")
         self.assertIn("\n01_naive/README.md: CUDA graph\n", self.called("--check")[0])
+        self.write("02_tree/notes/README.md", "# Notes\n\nA warp.\n")
+        problem = "\n02_tree/notes/README.md: does not link to the glossary where it first uses: warp\n"
+        self.assertEqual(self.called("--check", expect=1)[1], problem)
 
     def test_no_lesson_is_no_success(self) -> None:
         for stage in ("01_naive", "02_tree"):
@@ -1168,6 +1171,19 @@ class Pictures(unittest.TestCase):
         charts = sorted(root.glob("*/charts/*.svg"))
         self.assertGreater(len(charts), 30)
         self.assertEqual([str(chart.relative_to(root)) for chart in charts if chart.resolve() not in shown], [])
+
+    def test_charts_can_be_read_on_a_phone(self) -> None:
+        exponent = 6.65  # pixels, of a power of ten on an axis
+        root = Path(__file__).resolve().parents[2]
+        checked = 0
+        for chart in sorted(root.glob("*/charts/*.svg")):
+            text = chart.read_text(encoding="utf-8")
+            width = re.search(r"<svg[^>]*\bwidth=\"([0-9.]+)pt\"", text)
+            if width:  # a chart: drawings are in pixels, and scroll on a phone (pages.css)
+                smallest = min(set(map(float, re.findall(r"font-size: ([0-9.]+)px", text))) - {exponent})
+                self.assertGreaterEqual(smallest * 400 / float(width[1]), 9, chart)
+                checked += 1
+        self.assertGreater(checked, 30)
 
 
 class SourceHash(Playground):
