@@ -251,6 +251,11 @@ class Pictures(unittest.TestCase):
             self.assertGreaterEqual(smallest * 400 / width, 10, path)
             self.assertLess(path.stat().st_size, 64 * 1024, path)
 
+    def test_every_step_has_its_line(self) -> None:
+        for traced in dict.fromkeys(traced for pair in traces.TRACES.values() for traced in pair):
+            steps = traces.record(PROGRAMS, traced)["steps"]
+            self.assertEqual([step for step in steps if not step["file"]], [], traced)
+
     def test_warps_go_side_by_side_up_to_a_barrier(self) -> None:
         def step(warp: int, operation: str = "global_load") -> dict[str, Any]:
             # The first two lanes read x, of rows of 8 bytes, at 0 and 16 bytes in warp 0, at 8 and 16 in warp 1.
