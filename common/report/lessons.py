@@ -13,6 +13,8 @@ words, headings and the bold words that begin a paragraph left out; `terms` are 
 A lesson and a note link a term of the glossary where a sentence first uses it. Those that they do not link there are
 listed; with one of the most basic terms among them, a page is over its limits.
 
+The sections that all lessons have stand in one order.
+
 Minutes are the words at 200 a minute and the lines of code at 20 a minute. A lesson states its own before its first
 section, as "N minutes".
 """
@@ -42,6 +44,10 @@ EVERYDAY_TERMS = {
     "request", "grid", "wave", "tail", "bandwidth", "stream", "ring", "cold", "warm", "graph", "spread", "median",
     "variant", "pivot", "Welford", "Chan"}
 
+SECTIONS = (
+    "What we predict", "What we measured", "What did not help", "What it fails on", "What the article said",
+    "The final kernel", "Exercises", "Questions for paper", "The next question")
+
 NOT_PROSE = {"code", "table", "nav"}  # regions that are filled with what is no prose
 TABLE_LINE = re.compile(r"^[ \t>]*\|.*$", re.MULTILINE)
 IMAGE = re.compile(r"!\[[^\]]*" + INLINE_LINK.pattern)
@@ -65,6 +71,7 @@ class Size:
     sentence: float  # words of one, in the mean
     terms: int  # of the glossary that are linked
     stated: int | None  # minutes
+    sections: tuple[str, ...]  # those of SECTIONS, as they stand
 
     @property
     def minutes(self) -> int:
@@ -114,6 +121,11 @@ def minutes_stated(text: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def sections_in(text: str) -> tuple[str, ...]:
+    headings = [heading.lstrip("# ") for heading in HEADING.findall(split_fences(text)[0])]
+    return tuple(name for heading in headings for name in SECTIONS if heading.startswith(name))
+
+
 def size_of(text: str) -> Size:
     prose = prose_of(text)
     sentences = sentences_in(prose)
@@ -121,7 +133,8 @@ def size_of(text: str) -> Size:
     terms = {term.casefold() for term in GLOSSARY_LINK.findall(split_fences(text)[0])}
     return Size(
         words=words_in(prose), lines=sum(len(fence.lines) for fence in split_fences(text)[1]), tables=tables_in(text),
-        sentence=in_sentences / len(sentences) if sentences else 0.0, terms=len(terms), stated=minutes_stated(text))
+        sentence=in_sentences / len(sentences) if sentences else 0.0, terms=len(terms), stated=minutes_stated(text),
+        sections=sections_in(text))
 
 
 def glossary_of(text: str) -> dict[str, set[str]]:
@@ -176,6 +189,9 @@ def problems_of(size: Size) -> list[str]:
         found.append(f"{size.words} words of prose; at most {MOST_WORDS}")
     if size.lines > MOST_LINES:
         found.append(f"{size.lines} lines of code; at most {MOST_LINES}")
+    in_order = tuple(sorted(size.sections, key=SECTIONS.index))
+    if size.sections != in_order:
+        found.append(f"its sections stand in another order than in other lessons: {', '.join(in_order)}")
     if size.stated is None:
         found.append(f"does not state before its first section how long it takes; by its length {size.minutes} minutes")
     elif abs(size.stated - size.minutes) > TOLERANCE * size.minutes:

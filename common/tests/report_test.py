@@ -646,6 +646,18 @@ class Lessons(Playground):
         self.assertRegex(said, r"02_tree/notes/README.md +9000 +50\n")
         self.assertIn("README.md: 2 words, 1 tables\n", said)
 
+    def test_sections_stand_in_one_order(self) -> None:
+        self.write("02_tree/README.md", self.lesson(200, 0, "1 minute"))
+        text = self.lesson(190, 0, "1 minute")
+        sections = "\n## What we predict for a row\n\nA\n\n## {}\n\nB\n\n## {}\n\nC\n".format
+        names = ("What did not help", "What it fails on")
+        self.write("01_naive/README.md", text + sections(*names))
+        self.called("--check")
+        self.write("01_naive/README.md", text + sections(*reversed(names)))
+        self.assertIn(
+            "01_naive/README.md: its sections stand in another order than in other lessons: What we predict, "
+            "What did not help, What it fails on\n", self.called("--check", expect=1)[1])
+
     def test_stages_can_be_chosen(self) -> None:
         self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
         self.write("02_tree/README.md", self.lesson(5000, 0, "25 minutes"))
