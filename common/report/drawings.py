@@ -31,6 +31,7 @@ VECTOR = 16  # bytes: the most that a thread reads at once
 
 WIDTH = 760
 LEFT = 24
+NARROW, SIDE = 480, 20  # a drawing that can be read on a phone: no text under 12.5
 
 
 def sectors_of(addresses: list[int], size: int) -> int:
@@ -38,16 +39,21 @@ def sectors_of(addresses: list[int], size: int) -> int:
     return len({sector for a in addresses for sector in range(a // SECTOR, (a + size - 1) // SECTOR + 1)})
 
 
-def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int, rest: str = "") -> None:
+def lines(drawing: Drawing, y: float, text: str, *, bold: bool = False) -> float:
+    """Words over the width of a narrow drawing; returns where the next line would stand."""
+    for line in textwrap.wrap(text, 56 if bold else 62):
+        drawing.text(SIDE, y, line, size=13 if bold else 12.5, bold=bold, color=INK if bold else MUTED)
+        y += 18
+    return y
+
+
+def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int, rest: str = "") -> float:
     """The sum below an access drawing: sectors fetched, bytes used of the bytes fetched."""
     sectors = sectors_of(addresses, size)
     used, fetched = len(addresses) * size, sectors * SECTOR
-    drawing.text(
-        LEFT, y,
-        f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used",
-        bold=True,
-    )
-    drawing.text(LEFT, y + 19, rest, color=MUTED)
+    found = f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used"
+    y = lines(drawing, y, found, bold=True)
+    return lines(drawing, y, rest)
 
 
 def named_box(drawing: Drawing, x: float, y: float, width: float, height: float, text: str, color: str = "plain", *,
@@ -59,141 +65,128 @@ def named_box(drawing: Drawing, x: float, y: float, width: float, height: float,
 
 def access_thread_per_row() -> Drawing:
     """01: lane i reads row i, so that neighbours in the warp are a row apart in memory."""
-    cols, cell, height = 1024, 27, 22
+    cols, shown, cell, height = 1024, 11, 24, 24
     drawing = Drawing(
-        WIDTH, 340,
+        NARROW, 0,
         "One thread per row: which lane reads which address",
         "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
         "4096 bytes from its neighbour's; each touches a sector of its own, 32 sectors in all.",
     )
-    drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
-    left, top = 130, 74
-    drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
-    drawing.text(left + 8 * cell, top - 12, "col 8", size=11, color=MUTED)
-    drawing.text(left + 16 * cell, top - 12, "col 16", size=11, color=MUTED)
+    drawing.text(SIDE, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
+    left, top = 110, 74
+    drawing.text(left, top - 12, "col 0", size=12.5, color=MUTED)
+    drawing.text(left + 8 * cell, top - 12, "col 8", size=12.5, color=MUTED)
     lanes: list[int | None] = [0, 1, 2, 3, None, 31]
     for index, lane in enumerate(lanes):
         y = top + index * (height + 8)
         if lane is None:
-            drawing.text(LEFT + 34, y + 15, "⋮", anchor="middle")
-            drawing.text(left + 4 * cell, y + 15, "⋮", anchor="middle")
+            drawing.text(SIDE + 34, y + 16, "⋮", anchor="middle")
+            drawing.text(left + 4 * cell, y + 16, "⋮", anchor="middle")
             continue
-        drawing.text(LEFT, y + 15, f"lane {lane}", bold=True)
-        drawing.line(LEFT + 56, y + 11, left - 3, y + 11, arrow=True)
-        for col in range(20):
-            if col == 0:
-                drawing.rect(left, y, cell, height, "orange", strong=True)
-            elif col < 8:
-                drawing.rect(left + col * cell, y, cell, height, "blue")
-            else:
-                drawing.rect(left + col * cell, y, cell, height)
-        drawing.text(left + cell / 2, y + 15, "read", size=9.5, anchor="middle")
-        drawing.text(left + 20 * cell + 8, y + 15, f"⋯ row {lane}", size=12, color=MUTED)
+        drawing.text(SIDE, y + 17, f"lane {lane}", bold=True)
+        drawing.line(SIDE + 60, y + 12, left - 3, y + 12, arrow=True)
+        for col in range(shown):
+            color = "orange" if col == 0 else "blue" if col < SECTOR // FLOAT else "plain"
+            drawing.rect(left + col * cell, y, cell, height, color, strong=col == 0)
+        drawing.text(left + shown * cell + 8, y + 17, f"⋯ row {lane}", size=12.5, color=MUTED)
     bottom = top + len(lanes) * (height + 8) - 4
     drawing.bracket(left, left + 8 * cell, bottom)
-    drawing.text(
-        left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED
-    )
+    drawing.text(left, bottom + 22, "one sector: 8 floats fetched, 1 read now (orange)", size=12.5, color=MUTED)
     addresses = [lane * cols * FLOAT for lane in range(WARP)]
-    efficiency_note(
-        drawing, bottom + 46, addresses, FLOAT,
+    end = efficiency_note(
+        drawing, bottom + 50, addresses, FLOAT,
         "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.",
     )
+    drawing.height = end + 2
     return drawing
 
 
-def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, cells: int, cell: float, left: float) -> None:
+def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, floats: range, cell: float) -> None:
     """A line of memory, a box to a float: the lane that reads it above, the sector below."""
-    height, per_sector = 24, SECTOR // FLOAT
-    for index in range(cells):
+    height, per_sector = 26, SECTOR // FLOAT
+    for place, index in enumerate(floats):
         lane = index // floats_per_lane
-        drawing.rect(left + index * cell, y, cell, height, "orange" if lane % 2 == 0 else "green")
-        drawing.text(left + (index + 0.5) * cell, y + 16, str(index), size=10, anchor="middle", color=MUTED)
-    for lane in range(cells // floats_per_lane):
-        x, width = left + lane * floats_per_lane * cell, floats_per_lane * cell
+        drawing.rect(SIDE + place * cell, y, cell, height, "orange" if lane % 2 == 0 else "green")
+        drawing.text(SIDE + (place + 0.5) * cell, y + 18, str(index), size=12.5, anchor="middle", color=MUTED)
+    for place in range(len(floats) // floats_per_lane):
+        lane = floats[0] // floats_per_lane + place
+        x, width = SIDE + place * floats_per_lane * cell, floats_per_lane * cell
         if floats_per_lane > 1:
             drawing.rect(
                 x, y, width, height, stroke=STROKES["orange" if lane % 2 == 0 else "green"], fill="none", strong=True
             )
         name = f"lane {lane}" if floats_per_lane > 1 else str(lane)
-        drawing.text(x + width / 2, y - 7, name, size=11, anchor="middle", bold=True)
-    for sector in range(cells // per_sector):
-        x = left + sector * per_sector * cell
+        drawing.text(x + width / 2, y - 7, name, size=12.5, anchor="middle", bold=True)
+    for place in range(len(floats) // per_sector):
+        x = SIDE + place * per_sector * cell
         drawing.bracket(x + 2, x + per_sector * cell - 2, y + height + 4)
         drawing.text(
-            x + per_sector * cell / 2, y + height + 24, f"sector {sector}", size=11, anchor="middle", color=MUTED
+            x + per_sector * cell / 2, y + height + 25, f"sector {floats[0] // per_sector + place}", size=12.5,
+            anchor="middle", color=MUTED,
         )
+
+
+CELL = 27.5  # of half a warp's floats, side by side
 
 
 def access_block_per_row() -> Drawing:
     """02: neighbours in the warp read neighbours in the row."""
     drawing = Drawing(
-        WIDTH, 344,
+        NARROW, 0,
         "One block per row: which lane reads which address",
         "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
         "whole row of 1024 floats in four passes of 256 threads.",
     )
-    drawing.text(LEFT, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
-    cell = 22
-    drawing.text(
-        LEFT, 58,
-        "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:",
-        color=MUTED,
-    )
-    lane_cells(drawing, 88, 1, WARP, cell, LEFT)
-    efficiency_note(drawing, 164, [lane * FLOAT for lane in range(WARP)], FLOAT)
+    drawing.text(SIDE, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
+    lines(drawing, 56, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:")
+    lane_cells(drawing, 106, 1, range(WARP // 2), CELL)
+    lane_cells(drawing, 186, 1, range(WARP // 2, WARP), CELL)
+    end = efficiency_note(drawing, 264, [lane * FLOAT for lane in range(WARP)], FLOAT)
 
-    threads, cols, top = 256, 1024, 218
-    drawing.text(
-        LEFT, top - 12,
-        f"The row of {cols} floats, {threads} threads: each takes every {threads}th element",
-        color=MUTED,
-    )
-    quarter = (WARP * cell) / (cols / threads)
-    warps = threads // WARP
-    for part in range(cols // threads):
+    threads, cols = 256, 1024
+    end = lines(drawing, end + 16, f"The row of {cols} floats, {threads} threads: each takes every {threads}th element")
+    warps, passes = threads // WARP, cols // threads
+    for part in range(passes):
+        left, top = SIDE + part % 2 * warps * CELL, end - 4 + part // 2 * 92
         for warp in range(warps):
-            x = LEFT + part * quarter + warp * quarter / warps
-            drawing.rect(x, top, quarter / warps, 28, "orange" if warp % 2 == 0 else "green", round=1)
-            drawing.text(x + quarter / warps / 2, top + 18, f"w{warp}", size=10, anchor="middle")
-        drawing.bracket(LEFT + part * quarter + 2, LEFT + (part + 1) * quarter - 2, top + 32)
-        drawing.text(LEFT + (part + 0.5) * quarter, top + 54, f"pass {part + 1}", size=12, anchor="middle", bold=True)
-        drawing.text(
-            LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
-            anchor="middle", color=MUTED,
-        )
-    drawing.text(
-        LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED
-    )
+            drawing.rect(left + warp * CELL, top, CELL, 28, "orange" if warp % 2 == 0 else "green", round=1)
+            drawing.text(left + (warp + 0.5) * CELL, top + 19, f"w{warp}", size=12.5, anchor="middle")
+        drawing.bracket(left + 2, left + warps * CELL - 2, top + 32)
+        middle = left + warps * CELL / 2
+        drawing.text(middle, top + 54, f"pass {part + 1}", anchor="middle", bold=True)
+        drawing.text(middle, top + 72, f"cols {part * threads} to {(part + 1) * threads - 1}", size=12.5,
+                     anchor="middle", color=MUTED)
+    note = "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side."
+    end = lines(drawing, end + passes // 2 * 92 + 14, note)
+    drawing.height = end + 2
     return drawing
 
 
 def access_vectorized() -> Drawing:
     """04: each lane reads 16 bytes."""
     drawing = Drawing(
-        WIDTH, 304,
+        NARROW, 0,
         "16-byte loads: which lane reads which address",
         "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
         "that took 32 lanes before, and a warp's request covers 16 sectors.",
     )
-    drawing.text(LEFT, 30, "16 bytes to a lane: four floats, or eight values of a 16-bit type", size=15, bold=True)
-    cell = 22
-    drawing.text(
-        LEFT, 58,
-        "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.",
-        color=MUTED,
-    )
-    lane_cells(drawing, 88, 4, WARP, cell, LEFT)
-    efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
-                    "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")
-    top, left, step = 210, LEFT + 118, 15.5
+    drawing.text(SIDE, 30, "16 bytes to a lane: four floats, or eight", size=15, bold=True)
+    drawing.text(SIDE, 50, "values of a 16-bit type", size=15, bold=True)
+    lines(drawing, 76, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that "
+          "follow.")
+    lane_cells(drawing, 126, 4, range(WARP // 2), CELL)
+    lane_cells(drawing, 206, 4, range(WARP // 2, WARP), CELL)
+    note = "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:"
+    end = efficiency_note(drawing, 284, [VECTOR * lane for lane in range(WARP)], VECTOR, note)
+    left, step = SIDE + 106, 9.5
     for index, (size, name) in enumerate(((4, "4-byte loads"), (16, "16-byte loads"))):
         requests = 1024 * FLOAT // (WARP * size)
-        y = top + index * 38
-        drawing.text(LEFT, y + 16, name, bold=True)
+        y = end - 4 + index * 36
+        drawing.text(SIDE, y + 16, name, bold=True)
         for request in range(requests):
-            drawing.rect(left + request * step, y, step - 3, 22, "orange" if index == 0 else "green")
-        drawing.text(left + requests * step + 6, y + 16, str(requests), bold=True)
+            drawing.rect(left + request * step, y, step - 2.5, 22, "orange" if index == 0 else "green")
+        drawing.text(left + requests * step + 5, y + 16, str(requests), bold=True)
+    drawing.height = end + 80
     return drawing
 
 
@@ -589,45 +582,40 @@ def packed_rows() -> Drawing:
 def fused_trips() -> Drawing:
     """06: what crosses the memory's bus, with a kernel for the sum and one for the norm, and with one for both."""
     drawing = Drawing(
-        WIDTH, 372,
+        NARROW, 0,
         "The trips to memory of a residual and a norm, in two kernels and in one",
         "With two kernels, x and the residual are read, h is written, h is read again, and y is written: five trips. "
         "With one kernel h is still there when the norm needs it: four trips.",
     )
-    drawing.text(
-        LEFT, 30, "h = x + residual, y = norm(h): each box is a tensor on its way to or from memory", size=15, bold=True
-    )
-    box, gap, height = 86.0, 14.0, 34.0
+    drawing.text(SIDE, 30, "h = x + residual, y = norm(h): each box is a", size=15, bold=True)
+    drawing.text(SIDE, 50, "tensor on its way to or from memory", size=15, bold=True)
+    box, gap, height = 84.0, 8.0, 42.0
 
-    def line(y: float, name: str, kernels: list[tuple[str, list[tuple[str, str]]]]) -> int:
-        drawing.text(LEFT, y - 14, name, bold=True)
-        x, trips = LEFT, 0
-        for kernel, tensors in kernels:
-            begin = x
-            for tensor, way in tensors:
-                drawing.rect(x, y, box, height, "blue" if way == "read" else "orange", round=4)
-                drawing.text(x + box / 2, y + 15, tensor, anchor="middle", bold=True, size=12)
-                drawing.text(x + box / 2, y + 28, way, anchor="middle", size=10, color=MUTED)
-                x += box + gap
-                trips += 1
-            drawing.bracket(begin, x - gap, y + height + 5)
-            drawing.text((begin + x - gap) / 2, y + height + 26, kernel, anchor="middle", size=12, color=MUTED)
-            x += 18
-        drawing.text(x, y + 22, f"{trips} trips", bold=True)
-        return trips
+    def kernel(y: float, name: str, tensors: list[tuple[str, str]]) -> None:
+        for index, (tensor, way) in enumerate(tensors):
+            x = SIDE + index * (box + gap)
+            drawing.rect(x, y, box, height, "blue" if way == "read" else "orange", round=4)
+            drawing.text(x + box / 2, y + 18, tensor, anchor="middle", bold=True)
+            drawing.text(x + box / 2, y + 34, way, anchor="middle", size=12.5, color=MUTED)
+        end = SIDE + len(tensors) * (box + gap) - gap
+        drawing.bracket(SIDE, end, y + height + 5)
+        drawing.text((SIDE + end) / 2, y + height + 27, name, anchor="middle", size=12.5, color=MUTED)
 
-    sum_kernel = ("a kernel for the sum", [("x", "read"), ("residual", "read"), ("h", "written")])
-    norm_kernel = ("a kernel for the norm", [("h", "read"), ("y", "written")])
+    of_sum, of_norm = [("x", "read"), ("residual", "read"), ("h", "written")], [("h", "read"), ("y", "written")]
     in_one = [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")]
-    unfused = line(84, "Two kernels", [sum_kernel, norm_kernel])
-    fused = line(198, "One kernel", [("the sum in the norm's load step", in_one)])
-    end = paragraph(
-        drawing, 294,
+    unfused, fused = len(of_sum) + len(of_norm), len(in_one)
+    drawing.text(SIDE, 82, f"Two kernels: {unfused} trips", bold=True)
+    kernel(92, "a kernel for the sum", of_sum)
+    kernel(174, "a kernel for the norm", of_norm)
+    drawing.text(SIDE, 276, f"One kernel: {fused} trips", bold=True)
+    kernel(286, "the sum in the norm's load step", in_one)
+    end = lines(
+        drawing, 382,
         f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
         f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on "
         "small tensors. And h reaches the norm rounded as it is stored, so that both ways normalize the same numbers.",
     )
-    drawing.height = end + 6
+    drawing.height = end + 2
     return drawing
 
 
