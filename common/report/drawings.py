@@ -307,26 +307,25 @@ def reduction_tree() -> Drawing:
 def shuffle_steps() -> Drawing:
     """03: a warp's sum by exchanging registers, then the block's over shared memory."""
     drawing = Drawing(
-        WIDTH, 590,
+        NARROW, 0,
         "Sums by warp shuffles",
         "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: "
         "16, 8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum "
         "per warp to shared memory, and every warp adds up the eight.",
     )
-    drawing.text(
-        LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15,
-        bold=True,
-    )
-    left, top, step, gap = 92.0, 62.0, 19.5, 62.0
+    drawing.text(SIDE, 30, "warp_sum: each lane adds the register of the", size=15, bold=True)
+    drawing.text(SIDE, 50, "lane whose number differs in one bit", size=15, bold=True)
+    left, top, step, gap = 92.0, 92.0, 11.5, 62.0
     offsets = [16, 8, 4, 2, 1]
-    for lane in range(WARP):
-        drawing.text(left + (lane + 0.5) * step, top - 6, str(lane), size=9.5, anchor="middle", color=MUTED)
+    drawing.text(SIDE, top - 8, "lane", size=12.5, color=MUTED)
+    for lane in (*range(0, WARP, 4), WARP - 1):
+        drawing.text(left + (lane + 0.5) * step, top - 8, str(lane), size=12.5, anchor="middle", color=MUTED)
     for row in range(len(offsets) + 1):
         y = top + row * gap
-        drawing.text(LEFT, y + 12, "lane holds" if row == 0 else "", size=10.5, color=MUTED)
+        drawing.text(SIDE, y + 13, f"sums of {2**row}" if row else "values", size=12.5, color=MUTED)
         if row < len(offsets):
             offset = offsets[row]
-            drawing.text(LEFT, y + 40, f"xor {offset}", size=12, bold=True)
+            drawing.text(SIDE, y + 42, f"xor {offset}", bold=True)
             for lane in range(WARP):
                 # Lane 0's own sum is followed in a strong color, the exchange of the others faintly.
                 reached = {0 ^ sum(bits) for bits in subsets(offsets[row + 1 :])}
@@ -341,35 +340,29 @@ def shuffle_steps() -> Drawing:
         feeds = {0 ^ sum(bits) for bits in subsets(offsets[row:])}
         for lane in range(WARP):
             drawing.rect(left + lane * step + 0.5, y, step - 1, 16, "orange" if lane in feeds else "plain")
-            drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
-    end = top + len(offsets) * gap + 38
-    drawing.text(
-        LEFT, end,
-        "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
-        size=12, color=MUTED,
-    )
-    drawing.text(
-        LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12,
-        color=MUTED,
-    )
+    end = lines(
+        drawing, top + len(offsets) * gap + 42,
+        "Orange: what reaches lane 0. All other lanes do the same, so that all 32 end with the same sum, and nobody "
+        "has to send it around.")
 
-    top = end + 62
-    warps, width = 8, 76
-    drawing.text(LEFT, top - 18, "block_sum: one hop through shared memory, for a block of 8 warps", size=15, bold=True)
+    top = end + 22
+    drawing.text(SIDE, top, "block_sum: one hop through shared memory,", size=15, bold=True)
+    drawing.text(SIDE, top + 20, "for a block of 8 warps", size=15, bold=True)
+    warps, width, top = 8, 46.0, top + 36
     for warp in range(warps):
         x = left + warp * width
-        drawing.rect(x, top, width - 8, 24, "orange")
-        drawing.text(x + (width - 8) / 2, top + 16, f"warp {warp}", size=11, anchor="middle")
-        drawing.line(x + (width - 8) / 2, top + 25, x + (width - 8) / 2, top + 50, arrow=True)
-        drawing.rect(x, top + 52, width - 8, 24, "blue")
-        drawing.text(x + (width - 8) / 2, top + 68, f"scratch[{warp}]", size=11, anchor="middle")
-    drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
-    drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
-    drawing.text(
-        LEFT, top + 100,
-        "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
-        color=MUTED,
-    )
+        drawing.rect(x, top, width - 6, 26, "orange")
+        drawing.text(x + (width - 6) / 2, top + 18, f"w{warp}", size=12.5, anchor="middle")
+        drawing.line(x + (width - 6) / 2, top + 27, x + (width - 6) / 2, top + 50, arrow=True)
+        drawing.rect(x, top + 52, width - 6, 26, "blue")
+        drawing.text(x + (width - 6) / 2, top + 70, f"[{warp}]", size=12.5, anchor="middle")
+    drawing.text(SIDE, top + 18, "registers", size=12.5, color=MUTED)
+    drawing.text(SIDE, top + 70, "scratch", size=12.5, color=MUTED)
+    end = lines(
+        drawing, top + 106,
+        "__syncthreads(), then every warp loads the 8 sums from scratch, in shared memory, into its first 8 lanes and "
+        "calls warp_sum again.")
+    drawing.height = end + 2
     return drawing
 
 
@@ -399,24 +392,26 @@ def merge_of_triples() -> Drawing:
     """05: how (count, mean, M2) of two parts becomes that of the whole."""
     values = [[2.0, 4.0, 4.0, 6.0], [5.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [8.0, 8.0, 4.0, 4.0]]
     drawing = Drawing(
-        WIDTH, 430,
+        NARROW, 0,
         "Merging count, mean and M2",
         "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
         "triple of all sixteen values, without going back to the values.",
     )
-    drawing.text(LEFT, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²; then pairs merge", size=15, bold=True)
-    box, gap, height, top = 160.0, 24.0, 66.0, 86.0
+    drawing.text(SIDE, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²;", size=15, bold=True)
+    drawing.text(SIDE, 50, "then pairs merge", size=15, bold=True)
+    box, gap, height, top = 104.0, 8.0, 66.0, 114.0
     level: list[tuple[float, Triple]] = []
 
     def show(x: float, y: float, triple: Triple, color: str) -> None:
         drawing.rect(x - box / 2, y, box, height, color, strong=True, round=4)
         for line, (name, value) in enumerate(zip(("count", "mean", "M2"), triple)):
-            drawing.text(x - 12, y + 18 + line * 19, name, anchor="end", color=MUTED, size=12)
+            drawing.text(x - 12, y + 18 + line * 19, name, anchor="end", color=MUTED, size=12.5)
             drawing.text(x + 2, y + 18 + line * 19, f"{value:g}", bold=True, size=13)
 
     for index, own in enumerate(values):
-        x = LEFT + box / 2 + index * (box + gap)
-        drawing.text(x, top - 12, f"thread {index}: " + "  ".join(f"{v:g}" for v in own), size=12, anchor="middle")
+        x = SIDE + box / 2 + index * (box + gap)
+        drawing.text(x, top - 29, f"thread {index}", anchor="middle", bold=True)
+        drawing.text(x, top - 11, "  ".join(f"{v:g}" for v in own), anchor="middle")
         level.append((x, triple_of(own)))
     y = top
     colors = ["orange", "green", "blue"]
@@ -432,7 +427,8 @@ def merge_of_triples() -> Drawing:
             drawing.line(xa, y + height + 1, middle - 14, y + height + 42, arrow=True)
             drawing.line(xb, y + height + 1, middle + 14, y + height + 42, arrow=True)
             drawing.text(
-                middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12, anchor="middle", color=MUTED
+                middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12.5, anchor="middle",
+                color=MUTED,
             )
             merged.append((middle, merge(a, b)))
         level = merged
@@ -441,13 +437,12 @@ def merge_of_triples() -> Drawing:
     whole = triple_of([v for own in values for v in own])
     same = all(abs(got - want) < 1e-12 for got, want in zip(level[0][1], whole))
     assert same, "the merge must give what the values give"
-    formulas = ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n")
-    for line, formula in enumerate(formulas):
-        drawing.text(LEFT, y + 18 + line * 19, formula, size=11.5, mono=True)
-    drawing.text(WIDTH - LEFT, y + 18, f"variance = M2 / n = {whole[2] / whole[0]:g}", size=12, anchor="end", bold=True)
-    drawing.text(WIDTH - LEFT, y + 37, "no sum of squares anywhere:", size=12, anchor="end", color=MUTED)
-    drawing.text(WIDTH - LEFT, y + 54, "nothing large is subtracted", size=12, anchor="end", color=MUTED)
-    drawing.height = y + height + 22
+    y += height + 30
+    for formula in ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n"):
+        drawing.text(SIDE, y, formula, size=12.5, mono=True)
+        y += 20
+    drawing.text(SIDE, y + 6, f"variance = M2 / n = {whole[2] / whole[0]:g}", bold=True)
+    drawing.height = lines(drawing, y + 26, "no sum of squares anywhere: nothing large is subtracted") + 2
     return drawing
 
 
@@ -622,17 +617,18 @@ def fused_trips() -> Drawing:
 def backward_axes() -> Drawing:
     """07: sums along rows and sums along columns over the same data, and how blocks that stay serve both."""
     drawing = Drawing(
-        WIDTH, 586,
+        NARROW, 0,
         "The two axes of the backward pass",
-        "Left: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. Right: "
-        "three blocks walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its registers "
-        "and writes them once at the end as a partial row; a second stage adds the partial rows in a fixed order.",
+        "Above: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. "
+        "Below: three blocks walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its "
+        "registers and writes them once at the end as a partial row; a second stage adds the partial rows in a fixed "
+        "order.",
     )
-    drawing.text(LEFT, 30, "Two axes over one layout", size=15, bold=True)
+    drawing.text(SIDE, 30, "Two axes over one layout", size=15, bold=True)
     rows, cols, cell = 9, 8, 26.0
-    left, top = LEFT + 34, 96.0
+    left, top = SIDE + 20.0, 74.0
     chosen_row, chosen_col = 3, 5
-    drawing.text(left, top - 30, "dy and x: a row is a row of the batch", size=12, color=MUTED)
+    drawing.text(SIDE, top - 20, "dy and x: a row is a row of the batch", size=12.5, color=MUTED)
     for row in range(rows):
         for col in range(cols):
             color = "orange" if row == chosen_row else "green" if col == chosen_col else "plain"
@@ -641,105 +637,98 @@ def backward_axes() -> Drawing:
             drawing.rect(left + col * cell, top + row * cell, cell, cell, color)
     y = top + (chosen_row + 0.5) * cell
     drawing.line(left + cols * cell + 2, y, left + cols * cell + 30, y, arrow=True)
-    drawing.text(left + cols * cell + 34, y - 3, "dx of this row:", size=12, bold=True)
-    drawing.text(left + cols * cell + 34, y + 13, "2 sums along it", size=12, color=MUTED)
-    x = left + (chosen_col + 0.5) * cell
-    drawing.line(x, top + rows * cell + 2, x, top + rows * cell + 26, arrow=True)
-    drawing.text(x, top + rows * cell + 42, "dgamma, dbeta of this column:", size=12, bold=True, anchor="middle")
-    drawing.text(x, top + rows * cell + 58, "2 sums over all rows", size=12, color=MUTED, anchor="middle")
+    drawing.text(left + cols * cell + 36, y - 3, "dx of this row:", bold=True)
+    drawing.text(left + cols * cell + 36, y + 15, "2 sums along it", size=12.5, color=MUTED)
+    x, y = left + (chosen_col + 0.5) * cell, top + rows * cell
+    drawing.line(x, y + 2, x, y + 26, arrow=True)
+    drawing.text(x, y + 44, "dgamma, dbeta of this column:", bold=True, anchor="middle")
+    drawing.text(x, y + 62, "2 sums over all rows", size=12.5, color=MUTED, anchor="middle")
 
     # The blocks that stay.
-    left2 = 452.0
+    top = y + 112
     blocks = 3
     colors = ["orange", "green", "blue"]
-    drawing.text(left2, 30, "Persistent blocks", size=15, bold=True)
-    drawing.text(left2, 52, "A block walks its rows. dx leaves at once;", size=12, color=MUTED)
-    drawing.text(left2, 68, "dgamma and dbeta grow in registers.", size=12, color=MUTED)
+    drawing.text(SIDE, top, "Persistent blocks", size=15, bold=True)
+    top = lines(drawing, top + 24, "A block walks its rows. dx leaves at once; dgamma and dbeta grow in registers.") - 4
     for row in range(rows):
         block = row % blocks
-        drawing.rect(left2, top + row * cell, cols * cell, cell - 3, colors[block], round=2)
-        drawing.text(left2 + cols * cell + 10, top + row * cell + 16, f"block {block}", size=11, color=MUTED)
-    y = top + rows * cell
-    drawing.line(left2 + cols * cell / 2, y + 2, left2 + cols * cell / 2, y + 26, arrow=True)
-    drawing.text(left2 + cols * cell / 2 + 10, y + 20, "once, at the end", size=11, color=MUTED)
+        drawing.rect(left, top + row * cell, cols * cell, cell - 3, colors[block], round=2)
+        drawing.text(left + cols * cell + 10, top + row * cell + 16, f"block {block}", size=12.5, color=MUTED)
+    middle, y = left + cols * cell / 2, top + rows * cell
+    drawing.line(middle, y + 2, middle, y + 26, arrow=True)
+    drawing.text(middle + 10, y + 20, "once, at the end", size=12.5, color=MUTED)
     partial = y + 36
     for block in range(blocks):
-        drawing.rect(left2, partial + block * 26, cols * cell, 20, colors[block], strong=True)
-        drawing.text(
-            left2 + cols * cell / 2, partial + block * 26 + 14, f"partial row of block {block}", size=11,
-            anchor="middle",
-        )
-    end = partial + blocks * 26
-    drawing.line(left2 + cols * cell / 2, end, left2 + cols * cell / 2, end + 24, arrow=True)
-    drawing.text(left2 + cols * cell / 2 + 10, end + 17, "added in a fixed order", size=11, color=MUTED)
-    drawing.rect(left2, end + 30, cols * cell, 22, "purple", strong=True)
-    drawing.text(left2 + cols * cell / 2, end + 45, "dgamma (and dbeta)", size=12, anchor="middle", bold=True)
-    below = paragraph(
-        drawing, 534,
+        drawing.rect(left, partial + block * 28, cols * cell, 24, colors[block], strong=True)
+        drawing.text(middle, partial + block * 28 + 17, f"partial row of block {block}", size=12.5, anchor="middle")
+    end = partial + blocks * 28
+    drawing.line(middle, end, middle, end + 24, arrow=True)
+    drawing.text(middle + 10, end + 17, "added in a fixed order", size=12.5, color=MUTED)
+    drawing.rect(left, end + 30, cols * cell, 24, "purple", strong=True)
+    drawing.text(middle, end + 47, "dgamma (and dbeta)", size=12.5, anchor="middle", bold=True)
+    below = lines(
+        drawing, end + 84,
         "A kernel for each axis reads dy and x twice. One kernel reads them once, and has to bring sums together that "
         "different blocks hold: by atomics, in whatever order they come, or by few partial rows and a second stage "
         "that always adds in the same order, so that every run gives the same bits.",
     )
-    drawing.height = below + 6
+    drawing.height = below + 2
     return drawing
 
 
 def backward_groups() -> Drawing:
     """07: the tutorial's scheme for 4 rows and 2 groups, and who waits for whom."""
     drawing = Drawing(
-        WIDTH, 430,
+        NARROW, 0,
         "Rows that share a partial row share its lock",
         "Four rows and two groups. Rows 0 and 2 add to partial row 0, rows 1 and 3 to partial row 1, one at a time. "
         "The first to come writes; the second reads, adds and writes. A second kernel adds up the partial rows.",
     )
-    rows, groups, width, height = 4, 2, 150.0, 30.0
+    rows, groups, height = 4, 2, 30.0
     colors = ["orange", "green"]
     title = f"{rows} rows, {groups} groups: row i adds to partial row i mod {groups}"
-    drawing.text(LEFT, 30, title, size=15, bold=True)
-    left, top, middle, right = LEFT, 80.0, 318.0, 600.0
-    drawing.text(left, top - 14, "a block to a row: its dgamma, dbeta", size=12, color=MUTED)
-    drawing.text(middle, top - 14, "partial rows, a lock to each", size=12, color=MUTED)
-    drawing.text(right, top - 14, "a second kernel", size=12, color=MUTED)
-    gap = 44.0
+    drawing.text(SIDE, 30, title, size=15, bold=True)
+    left, top, middle, right = SIDE, 92.0, 162.0, 346.0
+    for x, words in ((left, "a block to a row"), (middle - 28, "partial rows, locks"), (right, "a second kernel")):
+        drawing.text(x, top - 14, words, size=12.5, color=MUTED)
+    gap, of_row, of_partial, of_result = 44.0, 72.0, 112.0, 114.0
     place = [top + 24 + 2 * gap * group for group in range(groups)]
     for row in range(rows):
         y = top + row * gap
-        drawing.rect(left, y, width, height, colors[row % groups])
-        drawing.text(left + width / 2, y + 19, f"row {row}", size=12, anchor="middle")
+        drawing.rect(left, y, of_row, height, colors[row % groups])
+        drawing.text(left + of_row / 2, y + 20, f"row {row}", size=12.5, anchor="middle")
         end = place[row % groups] + (height / 4 if row < groups else 3 * height / 4)
-        drawing.line(left + width + 4, y + height / 2, middle - 32, end, arrow=True)
+        drawing.line(left + of_row + 4, y + height / 2, middle - 32, end, arrow=True)
     for group in range(groups):
         drawing.rect(middle - 28, place[group], 22, height, "red", strong=True, round=4)
-        drawing.text(middle - 17, place[group] + 19, f"{group}", size=12, anchor="middle", bold=True)
-        drawing.rect(middle, place[group], width, height, colors[group], strong=True)
-        drawing.text(middle + width / 2, place[group] + 19, f"partial row {group}", size=12, anchor="middle")
+        drawing.text(middle - 17, place[group] + 20, f"{group}", size=12.5, anchor="middle", bold=True)
+        drawing.rect(middle, place[group], of_partial, height, colors[group], strong=True)
+        drawing.text(middle + of_partial / 2, place[group] + 20, f"partial row {group}", size=12.5, anchor="middle")
         drawing.line(
-            middle + width + 4, place[group] + height / 2, right - 6, top + 1.5 * gap + height / 2, arrow=True
+            middle + of_partial + 4, place[group] + height / 2, right - 6, top + 1.5 * gap + height / 2, arrow=True
         )
-    drawing.rect(right, top + 1.5 * gap, 130, height, "purple", strong=True)
-    drawing.text(right + 65, top + 1.5 * gap + 19, "dgamma, dbeta", size=12, anchor="middle", bold=True)
+    drawing.rect(right, top + 1.5 * gap, of_result, height, "purple", strong=True)
+    drawing.text(right + of_result / 2, top + 1.5 * gap + 20, "dgamma, dbeta", size=12.5, anchor="middle", bold=True)
 
     # In time: a turn of a lock, then the next one's.
     y = top + rows * gap + 30
-    turn, begin = 150.0, left + 70
-    drawing.text(left, y - 4, "In time, where all rows come at once:", size=12, bold=True)
+    turn, begin = 186.0, left + 62
+    drawing.text(left, y - 4, "In time, where all rows come at once:", bold=True)
     for group in range(groups):
         line = y + 12 + group * 38
-        drawing.text(left, line + 19, f"lock {group}", size=12, color=MUTED)
+        drawing.text(left, line + 20, f"lock {group}", size=12.5, color=MUTED)
         for index, row in enumerate(range(group, rows, groups)):
             x = begin + index * (turn + 4)
             what = "writes" if index == 0 else "reads, adds, writes"
             drawing.rect(x, line, turn, height, colors[group], strong=index == 0)
-            drawing.text(x + turn / 2, line + 19, f"row {row} {what}", size=11.5, anchor="middle")
-    side = begin + 2 * (turn + 4) + 14
-    drawing.text(side, y + 31, f"{rows // groups} turns, one after the other,", size=12, color=MUTED)
-    drawing.text(side, y + 49, "whatever the memory could do", size=12, color=MUTED)
-    below = paragraph(
+            drawing.text(x + turn / 2, line + 20, f"row {row} {what}", size=12.5, anchor="middle")
+    below = lines(
         drawing, y + 12 + groups * 38 + 24,
-        "With R rows and G groups a lock has R / G turns. More groups make the queue shorter, and leave more partial "
-        "rows for the second kernel to add up.",
+        f"{rows // groups} turns, one after the other, whatever the memory could do. With R rows and G groups a lock "
+        "has R / G turns. More groups make the queue shorter, and leave more partial rows for the second kernel to add "
+        "up.",
     )
-    drawing.height = below + 6
+    drawing.height = below + 2
     return drawing
 
 
@@ -1056,19 +1045,20 @@ def grid_messages() -> Drawing:
 def batchnorm_tiles() -> Drawing:
     """08: sums down the columns, read along the rows."""
     drawing = Drawing(
-        WIDTH, 520,
+        NARROW, 0,
         "BatchNorm: sums down the channels, read along the rows",
         "A matrix with samples as rows and channels as columns. A warp reads 32 neighbouring channels of one row, so "
         "that its request is 4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a "
         "column of tiles are split among several blocks, whose count, mean and M2 are merged by Chan's formula.",
     )
-    drawing.text(LEFT, 30, "Statistics for each column, of a matrix that lies in memory row by row", size=15, bold=True)
-    left, top, cell = LEFT + 64, 92.0, 15.5
+    drawing.text(SIDE, 30, "Statistics for each column, of a matrix", size=15, bold=True)
+    drawing.text(SIDE, 50, "that lies in memory row by row", size=15, bold=True)
+    left, top, cell = SIDE + 62, 108.0, 15.5
     rows, tile, tiles = 12, 8, 3
     split = 4  # rows of a block
     colors = ["orange", "green", "blue"]
-    drawing.text(left, top - 26, "channels: neighbours in memory", size=12, color=MUTED)
-    drawing.line(left + 180, top - 30, left + 250, top - 30, arrow=True)
+    drawing.text(left, top - 26, "channels: neighbours in memory", size=12.5, color=MUTED)
+    drawing.line(left + 200, top - 30, left + 270, top - 30, arrow=True)
     for row in range(rows):
         for col in range(tile * tiles):
             block = row // split
@@ -1080,43 +1070,42 @@ def batchnorm_tiles() -> Drawing:
             left + tile * cell, y, tile * cell, split * cell, fill="none", stroke=STROKES[colors[block]],
             stroke_width=2.5, round=0,
         )
-        drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", size=12, bold=True)
+        drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", bold=True)
     # The warp in block 0: one row of the tile at a time.
     drawing.rect(
         left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0
     )
-    side = left + tiles * tile * cell + 22
-    drawing.text(side, top + 12, "A request: 32 neighbouring channels", size=12, bold=True)
-    drawing.text(
-        side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12,
-        color=MUTED,
-    )
-    drawing.text(side, top + 58, "A lane goes down its own channel,", size=12, bold=True)
-    drawing.text(side, top + 74, "and adds up in its registers.", size=12, color=MUTED)
-    drawing.text(side, top + 104, "Few channels, many rows: the rows of", size=12, bold=True)
-    drawing.text(side, top + 120, "one column of tiles go to many blocks.", size=12, color=MUTED)
     lane_x = left + tile * cell + 3.5 * cell
     drawing.line(lane_x, top + cell + 2, lane_x, top + split * cell - 3, arrow=True, color=STROKES["red"], width=1.5)
 
     y = top + rows * cell + 22
-    box = 118.0
+    box, gap = 116.0, 12.0
     for block in range(rows // split):
-        x = left + block * (box + 14)
+        x = left + block * (box + gap)
         drawing.rect(x, y + 18, box, 30, colors[block], strong=True, round=4)
-        drawing.text(x + box / 2, y + 37, "count, mean, M2", size=11.5, anchor="middle")
-        drawing.text(x + box / 2, y + 10, f"of block {block}", size=11, anchor="middle", color=MUTED)
-        drawing.line(x + box / 2, y + 50, left + 1.5 * box + 14 + (block - 1) * 20, y + 76, arrow=True)
-    middle = left + box + 14
+        drawing.text(x + box / 2, y + 38, "count, mean, M2", size=12.5, anchor="middle")
+        drawing.text(x + box / 2, y + 10, f"of block {block}", size=12.5, anchor="middle", color=MUTED)
+        drawing.line(x + box / 2, y + 50, left + 1.5 * box + gap + (block - 1) * 20, y + 76, arrow=True)
+    middle = left + box + gap
     drawing.rect(middle, y + 80, box, 30, "purple", strong=True, round=4)
-    drawing.text(middle + box / 2, y + 99, "channel's own", size=11.5, anchor="middle", bold=True)
-    drawing.text(middle + box + 16, y + 99, "merged by Chan's formula, always in the same order", size=12, color=MUTED)
-    below = paragraph(
-        drawing, y + 142,
+    drawing.text(middle + box / 2, y + 100, "channel's own", size=12.5, anchor="middle", bold=True)
+    drawing.text(middle + box / 2, y + 130, "merged by Chan's formula, always in the same order", size=12.5,
+                 anchor="middle", color=MUTED)
+    end = y + 162
+    sectors = sectors_of([FLOAT * lane for lane in range(WARP)], FLOAT)
+    for words, rest in (
+        ("A request: 32 neighbouring channels", f"of one row, {sectors} full sectors (red)."),
+        ("A lane goes down its own channel,", "and adds up in its registers."),
+        ("Few channels, many rows: the rows of", "one column of tiles go to many blocks."),
+    ):
+        end = lines(drawing, lines(drawing, end, words, bold=True), rest) + 4
+    end = lines(
+        drawing, end + 8,
         "A thread to a channel without the split would leave the GPU nearly empty: 64 channels are two warps. A thread "
         "to a row would read a sector for each element. So a tile is as wide as a request, and as tall as it takes to "
         "give every multiprocessor work.",
     )
-    drawing.height = below + 6
+    drawing.height = end + 2
     return drawing
 
 
