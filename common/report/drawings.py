@@ -203,7 +203,7 @@ def interleaved_pairs(count: int, stride: int) -> list[tuple[int, int]]:
 def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[int],
          pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """Slots of shared memory, one line per step; arrows show what is added to what."""
-    cell, gap, height = 34, 58, 22
+    cell, gap, height = 40, 62, 24
     held = [{slot} for slot in range(count)]
     for step in range(len(strides) + 1):
         y = top + step * gap
@@ -214,7 +214,7 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
             color = "orange" if alive and (slot in targets) else "blue" if alive else "plain"
             drawing.rect(left + slot * cell, y, cell, height, color, strong=slot in targets and alive)
             drawing.text(
-                left + (slot + 0.5) * cell, y + 15, f"{len(held[slot])}" if alive else "·", size=11, anchor="middle"
+                left + (slot + 0.5) * cell, y + 17, f"{len(held[slot])}" if alive else "·", size=12.5, anchor="middle"
             )
         for thread, (to, source) in enumerate(pairs):
             drawing.line(
@@ -223,14 +223,15 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
             drawing.line(left + (to + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell, y + gap - 2)
         for thread, (to, _) in enumerate(pairs):
             x = left + (to + 0.5) * cell
-            drawing.rect(x - 8, y + gap / 2 + height / 2 - 8, 16, 13, fill=PANEL, stroke=PANEL)
+            drawing.rect(x - 9, y + gap / 2 + height / 2 - 9, 18, 15, fill=PANEL, stroke=PANEL)
             drawing.text(
-                x, y + gap / 2 + height / 2 + 2, f"t{thread}", size=10, anchor="middle", color=STROKES["orange"],
+                x, y + gap / 2 + height / 2 + 3, f"t{thread}", size=12.5, anchor="middle", color=STROKES["orange"],
                 bold=True,
             )
         if pairs:
             drawing.text(
-                left + count * cell + 8, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=11, color=MUTED
+                left + count * cell + 10, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=12.5,
+                color=MUTED,
             )
         for to, source in pairs:
             held[to] |= held[source]
@@ -239,25 +240,26 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
 def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: list[int],
               pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """For each step, how many different slots the first warp asks of each bank when it reads its target."""
-    cell, height = 17, 17
+    cell, height = 10, 18
     for bank in (0, 8, 16, 24, 31):
-        drawing.text(left + (bank + 0.5) * cell, top - 5, str(bank), size=10, anchor="middle", color=MUTED)
+        drawing.text(left + (bank + 0.5) * cell, top - 5, str(bank), size=12.5, anchor="middle", color=MUTED)
     for row, stride in enumerate(strides):
         pairs = pairs_of(threads, stride)[:WARP]
         asked = Counter(to % BANKS for to, _ in pairs)
         y = top + row * height
-        drawing.text(left - 8, y + 13, f"stride {stride}", size=11, anchor="end", color=MUTED)
+        drawing.text(left - 6, y + 14, f"stride {stride}", size=12.5, anchor="end", color=MUTED)
         # The asked ones last, so that their edges show.
         for bank in sorted(range(BANKS), key=lambda bank: asked[bank] > 0):
             count = asked[bank]
             color = "plain" if count == 0 else "green" if count == 1 else "red"
             drawing.rect(left + bank * cell, y, cell, height, color, round=0)
             if count:
-                drawing.text(left + (bank + 0.5) * cell, y + 12.5, str(count), size=10, anchor="middle", bold=count > 1)
+                drawing.text(left + (bank + 0.5) * cell, y + 14, str(count), size=12.5, anchor="middle", bold=count > 1)
         worst = max(asked.values())
         text = "at once" if worst == 1 else f"{worst} turns"
         drawing.text(
-            left + BANKS * cell + 8, y + 13, text, size=11, bold=worst > 1, color=STROKES["red"] if worst > 1 else MUTED
+            left + BANKS * cell + 6, y + 14, text, size=12.5, bold=worst > 1,
+            color=STROKES["red"] if worst > 1 else MUTED,
         )
 
 
@@ -266,41 +268,35 @@ def reduction_tree() -> Drawing:
     count, threads = 8, 256
     halving, doubling = [4, 2, 1], [1, 2, 4]
     drawing = Drawing(
-        WIDTH, 706,
+        NARROW, 0,
         "A reduction tree in shared memory, sequential and interleaved",
         "Two trees that add eight partial sums. With sequential addressing the active threads use neighbouring slots; "
         "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of "
         "the 32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the "
         "interleaved one for up to eight.",
     )
-    half = WIDTH / 2
-    for left, name, formula, strides, pairs_of in (
-        (LEFT, "Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
-        (half + 12, "Interleaved", "scratch[2*stride*t] += scratch[2*stride*t + stride]", doubling, interleaved_pairs),
+    y = 30.0
+    for name, formula, strides, pairs_of in (
+        ("Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
+        ("Interleaved", "scratch[2*stride*t] += scratch[2*stride*t + stride]", doubling, interleaved_pairs),
     ):
-        drawing.text(left, 30, name, size=15, bold=True)
-        drawing.text(left, 49, formula, size=10.5, mono=True, color=MUTED)
-        tree(drawing, left, 66, count, strides, pairs_of)
-    drawing.text(
-        LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12,
-        color=MUTED,
-    )
+        drawing.text(SIDE, y, name, size=15, bold=True)
+        drawing.text(SIDE, y + 20, formula, size=12.5, mono=True, color=MUTED)
+        tree(drawing, SIDE, y + 36, count, strides, pairs_of)
+        y += 292
+    y = lines(drawing, y - 12, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.")
 
     halving = [2**k for k in range(7, -1, -1)]
-    top = 346
-    drawing.text(
-        LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True
-    )
-    bank_grid(drawing, 92, top, threads, halving, sequential_pairs)
-    drawing.text(
-        LEFT, top + 156, "Sequential: neighbours lie in different banks, and all are served at once.", size=12,
-        color=MUTED,
-    )
-    bank_grid(drawing, 92, top + 190, threads, halving[::-1], interleaved_pairs)
-    drawing.text(
-        LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12,
-        color=MUTED,
-    )
+    asked = f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks"
+    y = lines(drawing, y + 20, asked, bold=True)
+    for strides, pairs_of, words in (
+        (halving, sequential_pairs, "Sequential: neighbours lie in different banks, and all are served at once."),
+        (halving[::-1], interleaved_pairs,
+         "Interleaved: a bank serves one slot at a time, so the warp waits for its turns."),
+    ):
+        bank_grid(drawing, 96, y + 14, threads, strides, pairs_of)
+        y = lines(drawing, y + 14 + 18 * len(strides) + 24, words) + 12
+    drawing.height = y - 8
     return drawing
 
 
