@@ -741,73 +741,69 @@ def row_of_vectors(
         if place < start:
             drawing.rect(x, y, cell, height, fill=PANEL, dash="2 2", round=0)
         else:
-            named_box(drawing, x, y, cell, height, str(place - start), color, size=10)
+            named_box(drawing, x, y, cell, height, str(place - start), color, size=12.5)
     for vector in range(count):
         drawing.rect(left + vector * each * cell, y, each * cell, height, stroke=MUTED, fill="none", strong=True)
 
 
 def row_starts() -> Drawing:
     """07: where rows that are no whole vectors start, and which teams meet which."""
-    cols, rows, shown = 4095, 10, 3
+    cols, rows, shown = 4095, 10, 2
     row_bytes, each = cols * BF16, VECTOR // BF16
     period = VECTOR // gcd(row_bytes, VECTOR)
     starts = [past_boundary(row, row_bytes) for row in range(rows)]
     unfit = 6  # teams: no multiple of the period
     drawing = Drawing(
-        WIDTH, 500,
+        NARROW, 0,
         f"Where rows of {cols} columns start, and which team takes which",
         f"Rows 0 to {rows - 1} of {cols} columns of bf16. They start {', '.join(map(str, starts))} bytes past a "
         f"{VECTOR}-byte boundary: the pattern repeats after {period} rows. The columns in a thread's vector differ "
         f"from row to row. With {period} teams that take turns, a team's rows all start alike; with {unfit} teams they "
         "do not.",
     )
-    drawing.text(
-        LEFT, 30, f"Rows of {cols} columns of bf16: a thread's vector holds other columns in each", size=15, bold=True
-    )
-    drawing.text(
-        LEFT, 54, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.", color=MUTED
-    )
-    left, right, top, cell, height, step, chip = 128.0, 100.0, 112.0, 18.5, 20, 25, 56
-    drawing.text(right, top - 26, "bytes past", size=11, anchor="end", color=MUTED)
-    drawing.text(right, top - 12, "a boundary", size=11, anchor="end", color=MUTED)
+    drawing.text(SIDE, 30, f"Rows of {cols} columns of bf16: a thread's", size=15, bold=True)
+    drawing.text(SIDE, 50, "vector holds other columns in each", size=15, bold=True)
+    lines(drawing, 76, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.")
+    left, right, top, cell, height, step, chip = 98.0, 92.0, 150.0, 15.5, 22, 27, 56
+    drawing.text(right, top - 28, "bytes past", size=12.5, anchor="end", color=MUTED)
+    drawing.text(right, top - 11, "a boundary", size=12.5, anchor="end", color=MUTED)
     for thread in range(shown):
-        drawing.text(
-            left + (thread + 0.5) * each * cell, top - 12, f"vector of thread {thread}", size=12, anchor="middle",
-            bold=True,
-        )
-    chips = {period: WIDTH - LEFT - 2 * chip - 30, unfit: WIDTH - LEFT - chip - 10}
+        middle = left + (thread + 0.5) * each * cell
+        drawing.text(middle, top - 28, "vector", size=12.5, anchor="middle", color=MUTED)
+        drawing.text(middle, top - 11, f"of thread {thread}", size=12.5, anchor="middle", bold=True)
+    chips = {period: NARROW - SIDE - 2 * chip + 4, unfit: NARROW - SIDE - chip + 8}
     for teams, x in chips.items():
-        drawing.text(x + chip / 2, top - 26, "taken by,", size=11, anchor="middle", color=MUTED)
-        drawing.text(x + chip / 2, top - 12, f"of {teams} teams", size=11, anchor="middle", bold=True)
+        drawing.text(x + chip / 2, top - 28, "team", size=12.5, anchor="middle", color=MUTED)
+        drawing.text(x + chip / 2, top - 11, f"of {teams}", size=12.5, anchor="middle", bold=True)
     for row, start in enumerate(starts):
         y = top + row * step + row // period * 8
-        drawing.text(LEFT, y + 14, f"row {row}", size=12, bold=True)
-        drawing.text(right, y + 14, str(start), size=12, anchor="end", bold=True)
+        drawing.text(SIDE, y + 16, f"row {row}", size=12.5, bold=True)
+        drawing.text(right, y + 16, str(start), size=12.5, anchor="end", bold=True)
         row_of_vectors(drawing, left, y, cell, height, start // BF16, shown, TEAM_COLORS.get(row % period, "plain"))
         for teams, x in chips.items():
-            named_box(drawing, x, y, chip, height, f"team {row % teams}", TEAM_COLORS.get(row % teams, "plain"))
+            named_box(drawing, x, y, chip, height, f"team {row % teams}", TEAM_COLORS.get(row % teams, "plain"),
+                      size=12.5)
     y = top + period * step + 1.5
-    drawing.line(LEFT, y, WIDTH - LEFT, y, dash="4 3")
+    drawing.line(SIDE, y, NARROW - SIDE, y, dash="4 3")
 
-    y = top + rows * step + 36
+    y = top + rows * step + 38
     for teams, outcome in ((period, "their sums stay in its registers."), (unfit, "the sums would have to move.")):
         begins = {row: each - starts[row] // BF16 for row in (0, teams)}
         held = " and ".join(f"{begin} to {begin + each - 1} in row {row}" for row, begin in begins.items())
-        drawing.text(
-            LEFT, y,
+        y = lines(
+            drawing, y,
             f"Of {teams} teams, team 0 has rows 0, {teams}, …: {starts[0]} and {starts[teams]} bytes past a boundary.",
             bold=True,
         )
-        drawing.text(LEFT, y + 18, f"Its thread 1 has columns {held}: {outcome}", size=12, color=MUTED)
-        y += 46
+        y = lines(drawing, y, f"Its thread 1 has columns {held}: {outcome}") + 10
     missing = VECTOR - row_bytes % VECTOR
-    end = paragraph(
-        drawing, y + 2,
+    end = lines(
+        drawing, y + 4,
         f"A row has {row_bytes} bytes, {missing} less than whole vectors, so each row starts {missing} bytes earlier "
         f"in its vector than the row before it, and row {period} starts like row 0. With {period} teams, or any "
         f"multiple of {period}, a team meets one kind of row only.",
     )
-    drawing.height = end + 6
+    drawing.height = end + 2
     return drawing
 
 
