@@ -9,10 +9,21 @@ namespace simt {
 
 namespace {
 void (*write_guard)(const volatile void*, size_t, const void*) = nullptr;
-}
+void (*access_watcher)(const volatile void*, size_t) = nullptr;
+}  // namespace
 
 void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code)) {
   write_guard = guard;
+}
+
+void watch_accesses(void (*watcher)(const volatile void* address, size_t bytes)) {
+  access_watcher = watcher;
+}
+
+void count_access(const volatile void* address, size_t bytes, bool is_write, const void* code) {
+  if (detail::recording == nullptr) return;
+  detail::recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
+                                  reinterpret_cast<uintptr_t>(code));
 }
 
 bool is_in_kernel() {
@@ -29,21 +40,27 @@ using simt::detail::recording;
   if (simt::write_guard != nullptr) simt::write_guard(address, bytes, __builtin_return_address(0));
 }
 
+[[gnu::always_inline]] inline bool is_watched(const volatile void* address, size_t bytes) {
+  if (recording == nullptr) return false;
+  if (simt::access_watcher != nullptr) simt::access_watcher(address, bytes);
+  return true;
+}
+
 [[gnu::always_inline]] inline void on_access(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
+  if (!is_watched(address, bytes)) return;
   recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                     reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 [[gnu::always_inline]] inline void on_volatile(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
+  if (!is_watched(address, bytes)) return;
   recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                              reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 [[gnu::always_inline]] inline void on_range(const void* address, size_t bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
+  if (!is_watched(address, bytes)) return;
   recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
                           reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
