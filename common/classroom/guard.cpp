@@ -18,6 +18,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <vector>
 
@@ -88,6 +89,16 @@ std::vector<Span>& heap() {
     if (!line.file.empty()) where = fmt::format("{}:{}: ", line.file, line.line);
   }
   const std::string text = fmt::format("{}the submission's code {}.\n", where, what);
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(not_its_own + 1);
+  _exit(not_its_own);
+}
+
+// An exception of ours that came to the submission's frames, as where there is no memory left; or one of its own that
+// has no text. Nothing is allocated here.
+[[noreturn]] void on_terminate() {
+  worklog_guard_is_on = 0;
+  constexpr std::string_view text =
+      "the submission's code was ended by std::terminate: there is no memory left, or what it threw is no exception.\n";
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(not_its_own + 1);
   _exit(not_its_own);
 }
@@ -215,6 +226,7 @@ void guard() {
   worklog_text_from = looking.text.begin;
   worklog_text_to = looking.text.end;
   know_stack((address_of(__builtin_frame_address(0)) + page) / page * page - host_stack_bytes, host_stack_bytes);
+  std::set_terminate(on_terminate);
   simt::guard_writes(on_write);
   simt::watch_accesses(on_told);
   worklog_guard_is_on = 1;

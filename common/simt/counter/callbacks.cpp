@@ -1,7 +1,10 @@
 // What g++ calls for each access to memory in code that was compiled with -fsanitize=thread. There these functions
 // belong to the sanitizer's runtime, which is not linked; here they tell the recorder.
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "recorder.h"
 
@@ -20,10 +23,31 @@ void watch_accesses(void (*watcher)(const volatile void* address, size_t bytes))
   access_watcher = watcher;
 }
 
+namespace {
+// What a block does between two barriers is kept: a loop that never ends takes all memory. The exception must not go
+// through the frames of the kernel, which may be closed to it (common/classroom/guard.h).
+template <class Record>
+[[gnu::always_inline]] inline void recorded(Record record) {
+  bool is_counted = true;
+  try {
+    record();
+  } catch (const std::bad_alloc&) {
+    is_counted = false;
+  }
+  if (!is_counted) {
+    detail::recording->give_up();
+    detail::trap("there is no memory left to count what its threads do: is there a loop that never ends?", {nullptr, 0},
+                 cudaErrorMemoryAllocation);
+  }
+}
+}  // namespace
+
 void count_access(const volatile void* address, size_t bytes, bool is_write, const void* code) {
   if (detail::recording == nullptr) return;
-  detail::recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                                  reinterpret_cast<uintptr_t>(code));
+  recorded([&] {
+    detail::recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
+                                    reinterpret_cast<uintptr_t>(code));
+  });
 }
 
 bool is_in_kernel() {
@@ -49,25 +73,25 @@ using simt::detail::recording;
 [[gnu::always_inline]] inline void on_access(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
   if (!is_watched(address, bytes)) return;
-  recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                    reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_volatile(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
   if (!is_watched(address, bytes)) return;
-  recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                             reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_range(const void* address, size_t bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
   if (!is_watched(address, bytes)) return;
-  recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                          reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_atomic(const volatile void* address, unsigned bytes) {
   if (recording == nullptr) return;
-  recording->atomic_access(reinterpret_cast<uintptr_t>(address), bytes,
-                           reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->atomic_access(reinterpret_cast<uintptr_t>(address), bytes, code); });
 }
 
 }  // namespace
