@@ -741,8 +741,7 @@ class Timing:
         self.recipe = toolchain.recipe(False)
         self.of_stage: dict[str, Times] = {}  # by exercise
         self.vettings: dict[str, ObjectVetting] = {}
-        compiler = Path(shutil.which(self.recipe.compile[0]) or self.recipe.compile[0]).resolve()
-        self.toolkit = [] if compiler.is_relative_to("/usr") else [compiler.parents[1]]
+        self.toolkit = toolkit_of(self.recipe)
 
     def of(self, submission: Submission, grade: Grade) -> None:
         """Adds the share of the speed, and the points for it, to what is solved."""
@@ -788,19 +787,10 @@ class Timing:
 
     def take(self, exercise: Exercise, program: Path, folder: Path) -> tuple[Times, str]:
         """By the submission's program itself."""
-        box = folder / "box"
-        box.mkdir()
-        box.chmod(0o755)
-        self.grader.sandbox.give(box, 0)
-        limits = Limits(120, 300, 8192 * MEBIBYTE, reserved_bytes=1 << 46)
-        flags = [*self.flags(exercise), "--json", str(box / "times.json")]
-        done = self.grader.sandbox.run(
-            [str(program), *flags], 0, limits, box, [program], [box], output=folder / "printed.txt", gpu=True
-        )
+        done, document = run_on_gpu(self.grader.sandbox, program, self.flags(exercise), folder)
         try:
-            document = json.loads(read_untrusted(box / "times.json", MEBIBYTE))
             return times_in(document), f"it could not be timed:\n{last_lines(plain(done.output))}"
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return {}, f"it could not be timed:\n{last_lines(plain(done.output))}"
 
     def stage_times(self, exercise: Exercise, folder: Path) -> Times:
@@ -817,6 +807,35 @@ class Timing:
 
     def flags(self, exercise: Exercise) -> list[str]:
         return [*shlex.split(exercise.speed.flags if exercise.speed else ""), "--input", "normal", "--time", "cold"]
+
+
+def run_on_gpu(
+    sandbox: Sandbox, program: Path, flags: Sequence[str], folder: Path, wall_seconds: float = 300,
+    environment: dict[str, str] | None = None,
+) -> tuple[Outcome, Json]:
+    """Runs a program that is built for this machine's GPU in the sandbox: how it ended, and the report that it wrote,
+    empty where there is none that can be read. A folder `box` is made in `folder`."""
+    box = folder / "box"
+    box.mkdir()
+    box.chmod(0o755)
+    sandbox.give(box, 0)
+    # The driver reserves addresses for all memory that there is, and starts threads of its own.
+    limits = Limits(120, wall_seconds, 8192 * MEBIBYTE, reserved_bytes=1 << 46, processes=512)
+    command = [str(program), *flags, "--json", str(box / "report.json")]
+    done = sandbox.run(
+        command, 0, limits, box, [program], [box], environment, output=folder / "printed.txt", gpu=True
+    )
+    try:
+        document = json.loads(read_untrusted(box / "report.json", 4 * MEBIBYTE))
+    except (ValueError, RecursionError):
+        document = {}
+    return done, document if isinstance(document, dict) else {}
+
+
+def toolkit_of(recipe: Recipe) -> list[Path]:
+    """The folder of the CUDA Toolkit, where the sandbox does not show it anyway."""
+    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).resolve()
+    return [] if compiler.is_relative_to("/usr") else [compiler.parents[1]]
 
 
 def times_in(document: Json) -> Times:

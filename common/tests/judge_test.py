@@ -10,10 +10,13 @@ deserves in less than SECONDS.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -23,9 +26,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/classroom"))
 sys.dont_write_bytecode = True
 import judge  # noqa: E402
+import judge_gpu  # noqa: E402
+import judging  # noqa: E402
 import plain_cuda  # noqa: E402
 import solve_entry  # noqa: E402
 from exercises import ExerciseError  # noqa: E402
+
+import results  # noqa: E402
 
 BUILD = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build/cpu"
 LEARNERS = ROOT / "common/tests/learners"
@@ -134,6 +141,91 @@ class Learners(unittest.TestCase):
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         keys = re.findall(r"key=(\d\d)_\w+/(\w+)/layernorm_forward/fp32/1024x1024/cold unit=us -->", text)
         self.assertEqual(list(judge.RUNGS), [f"{stage} {variant}" for stage, variant in dict.fromkeys(keys)])
+
+
+class OnGpu(unittest.TestCase):
+    """What is made of a GPU's results, which a stand-in for the GPU has; and the source, compiled by nvcc."""
+
+    def verdict_with(self, problems: list[tuple[str, str]], checks: list[str], us: float | None) -> judge.Verdict:
+        checked = [
+            {"verdict": each, "error": "", "damage": [], "without": [], "input": "normal", "tensors": []}
+            for each in checks
+        ]
+
+        class StandIn:
+            note = "On the GPU it ran here."
+
+            def build(self, unit: str) -> tuple[Path | None, str]:
+                return Path("program"), ""
+
+            def check(self, program: Path, runs: list[str], hardest: str) -> judge_gpu.GpuVerdict:
+                wrong = [judging.Problem("wrong", "solve is wrong")] * checks.count("failed")
+                return judge_gpu.GpuVerdict(checked, wrong, gpu="NVIDIA H100 80GB HBM3", short="h100")
+
+            def time(self, program: Path, flags: str, found: judge_gpu.GpuVerdict) -> None:
+                found.timing = results.Timing(
+                    "solve", "solve", "layernorm_forward", "fp32", 1024, 1024, "cold", us * 1e-6, share_of_copy=0.5
+                )
+
+        of_source = judge.Judge.__new__(judge.Judge)
+        of_source.source = SOLVE + " {}"
+        of_source.entry = solve_entry.find_entry(of_source.source, "layernorm_forward", "my.cu")
+        of_source.options = argparse.Namespace(file=Path("my.cu"), shapes=None, eps=1e-5)
+        verdict = judge.Verdict("my.cu", of_source.entry, [{"verdict": "passed"}])
+        for kind, text in problems:
+            judge.add_problem(verdict, kind, text)
+        of_source.judge_on_gpu(StandIn(), verdict)
+        return verdict
+
+    def test_what_is_right_stands_among_the_measured(self) -> None:
+        path = ROOT / "02_shared_reduction/results/h100.json"
+        name = "02_shared_reduction/two_pass/layernorm_forward/fp32/1024x1024/cold"
+        timings = results.timings_of(results.read_json(path, ROOT), False)
+        of_two_pass = next(each for each in timings if each.name == name)
+        verdict = self.verdict_with([], ["passed"] * 11, of_two_pass.seconds * 1e6 - 0.01)
+        self.assertTrue(verdict.is_right)
+        self.assertRegex(verdict.gpu["between"], "^By the measured time you are between 02 two_pass and ")
+        printed = "\n".join(judge.lines_of_gpu(verdict))
+        self.assertIn("NVIDIA H100 80GB HBM3: 11 of 11 results are right.", printed)
+        self.assertIn("50% of the speed of a copy", printed)
+        self.assertIn(", yours ", printed)
+
+    def test_what_is_wrong_is_not_timed(self) -> None:
+        verdict = self.verdict_with([], ["passed", "failed"], None)
+        self.assertEqual([each["text"] for each in verdict.problems], ["on this GPU: is wrong"])
+        self.assertEqual(verdict.gpu["results"], {"right": 1, "all": 2})
+        self.assertNotIn("us", verdict.gpu)
+        raced = self.verdict_with([("shared_race", "a race")], ["passed"], None)  # right by luck
+        self.assertNotIn("us", raced.gpu)
+
+    def test_what_does_not_end_is_kept_from_it(self) -> None:
+        for kind in ("hang", "crash", "error"):
+            verdict = self.verdict_with([(kind, "it does not end")], ["passed"], None)
+            self.assertEqual(verdict.gpu, {})
+            self.assertIn("It was not run on the GPU", verdict.told[-1])
+
+    @unittest.skipUnless(shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists(), "there is no nvcc")
+    def test_nvcc_takes_the_source_as_it_is(self) -> None:
+        path = LEARNERS / "shared_tree.cu"  # it waits for the GPU, and has a main()
+        source = plain_cuda.with_headers(path, 1 << 20)
+        unit = judge_gpu.gpu_unit(source, solve_entry.find_entry(source, "layernorm_forward", path.name), path.name)
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "unit.o"
+            (Path(folder) / "unit.cu").write_text(unit, encoding="utf-8")
+            command = [nvcc, "-std=c++20", "-arch=sm_90", f"-I{ROOT}", "-c", f"{folder}/unit.cu", "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
+        self.assertIn("U worklog_device_synchronize", names)
+        self.assertNotIn("U cudaDeviceSynchronize", names)
+        self.assertIn("T worklog_solve", names)
+
+    def test_a_gpu_that_is_not_there_is_said(self) -> None:
+        if shutil.which("nvidia-smi"):
+            self.skipTest("there is one")
+        code, document, _ = judged(LEARNERS / "shared_tree.cu", "layernorm_forward", "--time")
+        self.assertEqual((code, document["reason"]), (2, "--time needs a GPU, and there is no GPU here"))
 
 
 class Hostile(unittest.TestCase):
