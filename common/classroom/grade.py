@@ -360,8 +360,7 @@ class Grader:
 
     # --- Building and running, in the sandbox ---
     def compile(
-        self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, readable: Sequence[Path] = (),
-        guarded: bool = False,
+        self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, guarded: bool = False
     ) -> tuple[bytes | None, str]:
         """The object of this source and an exercise's main.cu, or none; and what the compiler said. `folder` is made.
         `guarded`: calls through an address are checked (guard.cpp)."""
@@ -388,7 +387,7 @@ class Grader:
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
         # The stages are there to be included by later ones; no folder above them is.
-        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
+        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *toolkit_of(recipe)]
         done = self.sandbox.run(
             command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt"
         )
@@ -741,7 +740,6 @@ class Timing:
         self.recipe = toolchain.recipe(False)
         self.of_stage: dict[str, Times] = {}  # by exercise
         self.vettings: dict[str, ObjectVetting] = {}
-        self.toolkit = toolkit_of(self.recipe)
 
     def of(self, submission: Submission, grade: Grade) -> None:
         """Adds the share of the speed, and the points for it, to what is solved."""
@@ -771,11 +769,11 @@ class Timing:
         if exercise.id not in self.vettings:
             skeleton = exercise.skeleton.read_bytes()
             where = self.grader.work / f"skeleton-{exercise.id}"
-            baseline, said = self.grader.compile(main, skeleton, 0, where, self.recipe, self.toolkit)
+            baseline, said = self.grader.compile(main, skeleton, 0, where, self.recipe)
             if baseline is None:
                 raise ExerciseError(f"the skeleton of {exercise.id} does not compile for this GPU:\n{said[-2000:]}")
             self.vettings[exercise.id] = ObjectVetting(baseline, libraries_of(self.recipe))
-        data, said = self.grader.compile(main, source, 0, folder, self.recipe, self.toolkit)
+        data, said = self.grader.compile(main, source, 0, folder, self.recipe)
         if data is None:
             return None, f"it does not compile for this GPU:\n{said[-2000:]}"
         if reasons := self.vettings[exercise.id].reasons(data):
@@ -833,9 +831,10 @@ def run_on_gpu(
 
 
 def toolkit_of(recipe: Recipe) -> list[Path]:
-    """The folder of the CUDA Toolkit, where the sandbox does not show it anyway."""
-    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).resolve()
-    return [] if compiler.is_relative_to("/usr") else [compiler.parents[1]]
+    """The folders of the compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
+    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).absolute()
+    folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
+    return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
 
 
 def times_in(document: Json) -> Times:

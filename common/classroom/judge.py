@@ -75,7 +75,7 @@ KINDS = (
     "hang", "crash", "report", "error", "out_of_bounds", "misaligned", "uninitialized_read", "shared_race",
     "global_write_race", "global_race", "damage", "wrong",
 )
-UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn)\w*|__\w+)[’'] (?:was not declared|does not name)")
+UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn|[A-Z])\w*|__\w+)[’'] (?:was not declared|does not name)")
 ENDLESS = ("no block has started or finished", "std::bad_alloc")  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
@@ -165,7 +165,7 @@ def unit_of(source: Rewritten, entry: Entry, name: str, gpu: Gpu) -> str:
     """What is compiled: the source between what stands for nvcc and the function that calls solve()."""
     names = "".join(f" struct {each};" for each in sorted(source.deduced))
     kernels = f"namespace worklog::plain::kernels {{{names} }}\n" if names else ""
-    head = f'#include "common/classroom/plain_cuda.h"\n{kernels}#line 1 "{name}"\n'
+    head = f'#undef NDEBUG\n#include "common/classroom/plain_cuda.h"\n{kernels}#line 1 "{name}"\n'
     device = f'extern "C" const unsigned worklog_multiprocessors = {gpu.multiprocessors};\n'
     return f'{head}{source.text}\n#line 1 "{CALLED}"\n{device}{entry.shim}'
 
@@ -245,7 +245,7 @@ class Judge:
 
     @property
     def has_rows(self) -> bool:
-        return "rows" in self.entry.words
+        return not {"rows", "groups"}.isdisjoint(self.entry.words)
 
     @property
     def runs(self) -> list[tuple[str, str]]:
@@ -307,7 +307,8 @@ class Judge:
         ending = grade.ending_of(done, f"shapes {shapes}") or {}
         reached = [check for check in checks if check["error"] != grade.NOT_REACHED]
         if not ending and len(reached) < len(checks):
-            ending = {"kind": "report", "text": f"solve() ended the program: {last_lines(self.plain(done.output))}"}
+            said = last_lines(self.plain(done.output))
+            ending = {"kind": "report", "text": f"solve() ended the program{': ' * bool(said)}{said}"}
         own = [line for line in done.output.strip().splitlines() if not line.startswith("simt: ")]  # checks have those
         return Ran(ending, reached, counts, "\n".join(own))
 
@@ -477,7 +478,7 @@ def ladder(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) -> lis
     counted = committed_counts(repository, LADDER, entry.dtype, int(multiprocessors)).kernels
     kernels = [
         kernel for of_stage in counted.values() for kernel in of_stage
-        if kernel["operation"] == entry.operation and not kernel["variant"].startswith("article_")
+        if kernel["operation"] == entry.judged_as and not kernel["variant"].startswith("article_")
     ]
     found = []
     for name, rung in rungs_of(kernels).items():

@@ -62,7 +62,7 @@ def gpu_unit(source: str, entry: Entry, name: str) -> str:
     names = {"main": "worklog_learners_main", **WAITS}
     defined = "".join(f"#define {theirs} {ours}\n" for theirs, ours in names.items())
     undefined = "".join(f"#undef {theirs}\n" for theirs in names)
-    return f'{declared}{defined}#line 1 "{name}"\n{source}\n{undefined}{entry.shim}'
+    return f'#undef NDEBUG\n#include <cassert>\n{declared}{defined}#line 1 "{name}"\n{source}\n{undefined}{entry.shim}'
 
 
 class OnGpu:
@@ -83,9 +83,7 @@ class OnGpu:
 
     def build(self, unit: str) -> tuple[Path | None, str]:
         """The program, or what was said against it."""
-        data, said = self.grader.compile(
-            unit, b"", 0, self.work / "gpu", self.recipe, grade.toolkit_of(self.recipe)
-        )
+        data, said = self.grader.compile(unit, b"", 0, self.work / "gpu", self.recipe)
         if data is None:
             return None, f"nvcc does not take it:\n{last_lines(said)}"
         own, program = self.work / "gpu/main.o", self.work / "gpu/program"
@@ -94,13 +92,13 @@ class OnGpu:
         against = self.grader.link(self.recipe, own, program, (), tuple(map(str, parts)), b"")
         return (None, f"it cannot be linked for this GPU:\n{last_lines(against)}") if against else (program, "")
 
-    def run(self, program: Path, flags: str, name: str, waits: bool = True) -> tuple[grade.Outcome, Json]:
+    def run(self, program: Path, flags: str, name: str, timed: str = "") -> tuple[grade.Outcome, Json]:
         folder = self.work / f"gpu-{name}"
         folder.mkdir()
         folder.chmod(0o755)
         return grade.run_on_gpu(
             self.grader.sandbox, program, flags.split(), folder, WALL_SECONDS,
-            {} if waits else {"WORKLOG_SOLVE_WAITS": "0"},
+            {"WORKLOG_SOLVE_TIMED": timed} if timed else {},
         )
 
     def check(self, program: Path, runs: Sequence[str], hardest: str) -> GpuVerdict:
@@ -127,7 +125,9 @@ class OnGpu:
         """The time with a cold cache, of what is right."""
         with self.alone():
             for waits in (False, True):
-                done, document = self.run(program, f"{flags} --time cold", f"time-{waits}", waits)
+                done, document = self.run(
+                    program, f"{flags} --time cold", f"time-{waits}", "with waits" if waits else "without waits"
+                )
                 try:
                     is_right = all(check["verdict"] in ACCEPTED for check in document["checks"])
                     timings = timings_of(document, False)

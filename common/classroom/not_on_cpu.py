@@ -34,7 +34,8 @@ LIBRARY = "{} is not on the CPU layer; write it in CUDA C++"
 
 LIBRARIES = {
     "cub": "CUB", "thrust": "Thrust", "cuda": "libcu++", "nvcuda": "WMMA", "curand": "cuRAND", "cublas": "cuBLAS",
-    "cudnn": "cuDNN", "cutlass": "CUTLASS", "torch": "PyTorch",
+    "cudnn": "cuDNN", "cufft": "cuFFT", "cusparse": "cuSPARSE", "cusolver": "cuSOLVER", "nccl": "NCCL",
+    "cutlass": "CUTLASS", "torch": "PyTorch",
 }
 OF_CUB = {  # what is there
     "BlockReduce", "WarpReduce", "Sum", "Max", "Min", "BLOCK_REDUCE_WARP_REDUCTIONS", "BLOCK_REDUCE_RAKING",
@@ -42,7 +43,7 @@ OF_CUB = {  # what is there
 }
 INCLUDED = re.compile(
     r"\s*#\s*include\s*[<\"](?!cub/(?:cub|block/block_reduce|warp/warp_reduce)\.cuh)"
-    r"(?:(cub|thrust|cuda|cutlass|torch)/|(curand|cublas|cudnn)|(mma\.h))"
+    r"(?:(cub|thrust|cuda|cutlass|torch)/|(curand|cublas|cudnn|cufft|cusparse|cusolver|nccl)|(mma\.h))"
 )
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)")
 FOR_NVCC = re.compile(r"__CUDA_ARCH__|__CUDACC__|__NVCC__")
