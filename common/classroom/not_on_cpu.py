@@ -30,6 +30,7 @@ ASSEMBLY = "inline PTX (asm) is not on the CPU layer; write it in CUDA C++"
 TEXTURE = "textures and surfaces are not on the CPU layer; read through a pointer, or with __ldg()"
 OLD_SHUFFLE = "{0}() is gone since compute capability 7.0; write {0}_sync(0xffffffff, ...)"
 CUB = "cub::{} is not on the CPU layer, which has BlockReduce and WarpReduce of CUB; write it in CUDA C++"
+DRIVER = "the driver API ({}) is not on the CPU layer; write it with the runtime API, cuda..."
 LIBRARY = "{} is not on the CPU layer; write it in CUDA C++"
 
 LIBRARIES = {
@@ -49,6 +50,9 @@ CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)")
 FOR_NVCC = re.compile(r"__CUDA_ARCH__|__CUDACC__|__NVCC__")
 OLD_SHUFFLES = re.compile(r"__shfl(_up|_down|_xor)?|__(any|all|ballot)")
 TEXTURES = re.compile(r"cudaTextureObject_t|cudaSurfaceObject_t|tex[123]D\w*|texCubemap\w*|surf[123]D\w*")
+OF_DRIVER = re.compile(
+    r"CU(?:result|context|device|module|function|deviceptr)|cu(?:Init|(?:Mem|Ctx|Module|Launch)[A-Z]\w*)"
+)
 SOURCES = {".cu", ".cuh", ".h"}
 
 
@@ -87,6 +91,8 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
             sentence = ASSEMBLY if strings and strings[0] != '""' else ""  # an empty one is a hint to the compiler
         elif TEXTURES.fullmatch(word):
             sentence = TEXTURE
+        elif OF_DRIVER.fullmatch(word):
+            sentence = DRIVER.format(word)
         elif OLD_SHUFFLES.fullmatch(word) and after[:1] == ["("]:
             sentence = OLD_SHUFFLE.format(word)
         elif word == "cub" and after[:1] == ["::"] and after[1] not in OF_CUB:

@@ -360,6 +360,8 @@ class Refused(unittest.TestCase):
             ('__device__ void f(int& x) { asm("mov.u32 %0, %laneid;" : "=r"(x)); }', "inline PTX (asm) is not on"),
             ("__device__ float f(float x) { return __shfl_down(x, 1); }", "write __shfl_down_sync(0xffffffff, ...)"),
             ("#include <curand_kernel.h>", "cuRAND is not on the CPU layer"),
+            ("#include <cufft.h>", "cuFFT is not on the CPU layer"),
+            ("void f() { CUresult r = cuInit(0); }", "the driver API (CUresult) is not on the CPU layer; write"),
         ):
             with self.subTest(line):
                 reason = self.refused(f"// a comment\n\n{line}\n{SOLVE} {{}}\n")
