@@ -89,7 +89,7 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
         elif word in ("asm", "__asm", "__asm__"):
             strings = [other for other in after if other.startswith(('"', 'R"'))]
             sentence = ASSEMBLY if strings and strings[0] != '""' else ""  # an empty one is a hint to the compiler
-        elif TEXTURES.fullmatch(word):
+        elif TEXTURES.fullmatch(word) or word == "texture" and after[:1] == ["<"]:
             sentence = TEXTURE
         elif OF_DRIVER.fullmatch(word):
             sentence = DRIVER.format(word)

@@ -16,6 +16,12 @@
 #include <tuple>
 #include <utility>
 
+// As it was before CUDA 12, and still is for C++.
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaGraphNode_t*, char*,
+                                        size_t) {
+  return cudaGraphInstantiate(executable, graph, 0ull);
+}
+
 extern __thread unsigned char worklog_dynamic_shared[];  // of the CPU layer
 
 namespace worklog::plain {

@@ -248,6 +248,8 @@ def rewritten(text: str, name: str = "the source") -> Rewritten:
             launch_edits(tokens, i, kernels, edits, deduced, where)
         elif token.text == "extern":
             shared_edits(tokens, i, edits)
+        elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel"):
+            cast_edits(tokens, i + 1, edits)
         elif token.text == "main" and token.is_outside and tokens[i + 1 : i + 2] and tokens[i + 1].text == "(":
             edits.append(Edit(token.start, token.end, "worklog_learners_main"))  # solve() is called instead
         elif token.text == "__noinline__" and before != "(":  # a word of libstdc++'s, and so no macro of the layer's
@@ -307,6 +309,17 @@ def launch_edits(
         edits.append(Edit(start, start, f"{LAUNCHER}of_kernel("))
         edits.append(Edit(tokens[at].start, tokens[at].end, ").with("))
     edits.append(Edit(tokens[end].start, tokens[end].end, ")"))
+
+
+def cast_edits(tokens: Sequence[Token], opening: int, edits: list[Edit]) -> None:
+    """Takes away the cast of the first argument to void*: the type of the kernel says what it takes."""
+    texts = [token.text for token in tokens[opening : opening + 8]]
+    cast = [text for text in texts if text != "const"]
+    if texts[:1] == ["("] and cast[1:5] == ["(", "void", "*", ")"]:
+        edits += [Edit(token.start, token.end, "") for token in tokens[opening + 1 : closing(tokens, opening + 1) + 1]]
+    elif cast[:1] + cast[2:6] == ["(", "<", "void", "*", ">"] and cast[1] in ("reinterpret_cast", "static_cast"):
+        end = opening + texts.index(">")
+        edits += [Edit(token.start, token.end, "") for token in tokens[opening + 1 : end + 1]]
 
 
 def shared_edits(tokens: Sequence[Token], at: int, edits: list[Edit]) -> None:

@@ -287,7 +287,8 @@ SOLVE {
   auto go = [&](int n) { norm<<<n, (D >> 1) > 4 ? 64 : 32>>>(x, g, b, y, D); };
   go(N);
   LAUNCH(norm, N, x, g, b, y, D);
-  CHECK(cudaGetLastError());
+  void* args[] = {&x, &g, &b, &y, &D};
+  CHECK(cudaLaunchCooperativeKernel((void*)norm<float, 64>, dim3(N), dim3(64), args, 512, 0));
   CHECK(cudaFree(managed));
 }
 """
@@ -356,6 +357,7 @@ class Refused(unittest.TestCase):
         for line, sentence in (
             ("#include <cub/block/block_scan.cuh>", "CUB is not on the CPU layer; write it in CUDA C++"),
             ("typedef cub::BlockScan<float, 128> Scan;", "which has BlockReduce and WarpReduce of CUB"),
+            ("texture<float, 1> t;", "textures and surfaces are not on the CPU layer; read through"),
             ("__device__ cudaTextureObject_t t;", "textures and surfaces are not on the CPU layer; read through"),
             ('__device__ void f(int& x) { asm("mov.u32 %0, %laneid;" : "=r"(x)); }', "inline PTX (asm) is not on"),
             ("__device__ float f(float x) { return __shfl_down(x, 1); }", "write __shfl_down_sync(0xffffffff, ...)"),
@@ -420,6 +422,12 @@ class Rewriting(unittest.TestCase):
             ("k<<<1,\\\n2>>>(x);", "of_kernel(k).with(1,\\\n2)(x);"),
         ):
             self.assertEqual(self.rewritten(text), wanted)
+
+    def test_a_kernel_that_is_cast(self) -> None:
+        for cast in ("(void*)k", "(const void *) k", "reinterpret_cast<void*>(k)", "static_cast<const void*>(k)"):
+            found = "".join(self.rewritten(f"cudaLaunchCooperativeKernel({cast}, 1, 2, args);").split())
+            self.assertIn(found.replace("(k)", "k"), "cudaLaunchCooperativeKernel(k,1,2,args);")
+        self.assertEqual(self.rewritten("cudaLaunchKernel(k, (void*)x);"), "cudaLaunchKernel(k, (void*)x);")
 
     def test_what_is_no_launch(self) -> None:
         for text in (
