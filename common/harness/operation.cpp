@@ -58,6 +58,27 @@ constexpr TensorSpec training[] = {x, gamma, beta, y, running_mean, running_var,
 constexpr TensorSpec inference[] = {x, gamma, beta, given_running_mean, given_running_var, y};
 constexpr TensorSpec batchnorm_gradients[] = {dy, x, gamma, given_save_mean, given_save_invstd, dx, dgamma, dbeta};
 
+constexpr TensorSpec of_heads[] = {input("q", matrix, element),
+                                   input("k", matrix, element),
+                                   optional(input("q_gamma", per_col, parameter)),
+                                   optional(input("k_gamma", per_col, parameter)),
+                                   output("q_out", matrix, element),
+                                   output("k_out", matrix, element),
+                                   optional(output("q_rstd", per_row, statistic)),
+                                   optional(output("k_rstd", per_row, statistic))};
+constexpr TensorSpec gradients_of_heads[] = {input("dq_out", matrix, element),
+                                             input("dk_out", matrix, element),
+                                             input("q", matrix, element),
+                                             input("k", matrix, element),
+                                             optional(input("q_gamma", per_col, parameter)),
+                                             optional(input("k_gamma", per_col, parameter)),
+                                             input("q_rstd", per_row, statistic),
+                                             input("k_rstd", per_row, statistic),
+                                             optional(output("dq", matrix, element)),
+                                             optional(output("dk", matrix, element)),
+                                             optional(output("dq_gamma", per_col, parameter)),
+                                             optional(output("dk_gamma", per_col, parameter))};
+
 constexpr int64_t none(int64_t) {
   return 0;
 }
@@ -78,6 +99,8 @@ constexpr OperationSpec specs[] = {
     {Operation::batchnorm_train, "batchnorm_train", Norm::batch, forward, of_batchnorm, training},
     {Operation::batchnorm_inference, "batchnorm_inference", Norm::batch, forward, none, inference},
     {Operation::batchnorm_backward, "batchnorm_backward", Norm::batch, backward, of_batchnorm, batchnorm_gradients},
+    {Operation::qk_norm, "qk_norm", Norm::rms, forward, none, of_heads},
+    {Operation::qk_norm_backward, "qk_norm_backward", Norm::rms, backward, backward_workspace, gradients_of_heads},
 };
 
 constexpr bool in_order() {

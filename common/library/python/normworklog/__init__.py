@@ -23,6 +23,9 @@ from ._functions import (
     layer_norm,
     layer_norm_backward,
     layer_norm_forward,
+    qk_norm,
+    qk_norm_backward,
+    qk_norm_forward,
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
@@ -40,7 +43,8 @@ __all__ = [
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Error", "LayerNorm", "RMSNorm", "add_layer_norm",
     "add_layer_norm_forward", "add_rms_norm", "add_rms_norm_forward", "backend", "batch_norm", "batch_norm_backward",
     "batch_norm_forward", "is_batch_invariant", "layer_norm", "layer_norm_backward", "layer_norm_forward",
-    "replace_norms", "rms_norm", "rms_norm_backward", "rms_norm_forward", "set_batch_invariant",
+    "qk_norm", "qk_norm_backward", "qk_norm_forward", "replace_norms", "rms_norm", "rms_norm_backward",
+    "rms_norm_forward", "set_batch_invariant",
 ]
 
 
