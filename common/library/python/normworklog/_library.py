@@ -21,6 +21,7 @@ LIBRARY_NAME = "libnormworklog.so"
 
 _TYPE_ERROR = 3  # nw_status
 _VALUE_ERRORS = range(1, 12)
+_NO_DEVICE = 12
 _OUT_OF_MEMORY = 13
 
 # Operations, for nw_workspace_size.
@@ -87,6 +88,8 @@ class Library:
             raise TypeError(sentence)
         if status in _VALUE_ERRORS:
             raise ValueError(sentence)
+        if status == _NO_DEVICE:  # CUDA speaks of an old driver where there is none
+            raise Error(f"NW_ERROR_NO_DEVICE: there is no CUDA device here, or no driver for it ({sentence})")
         if status == _OUT_OF_MEMORY:
             raise MemoryError(sentence)
         raise Error(sentence)
