@@ -48,6 +48,8 @@ struct Request {
   double max_ulp = std::numeric_limits<double>::infinity();  // of the matrix outputs, beside the tolerance
   bool round_before_gamma = false;
   bool batch_invariant = false;
+  ByteFormat format = ByteFormat::e4m3;
+  Scaling scaling = Scaling::row;
   uint64_t seed = 1;
   Denied deny;                          // what the choice of kernels is to do without
   std::vector<std::string> deny_words;  // the same, as it was asked for

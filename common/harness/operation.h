@@ -20,21 +20,27 @@ enum class Operation {
   batchnorm_train,
   batchnorm_inference,
   batchnorm_backward,
+  layernorm_quantized,
+  rmsnorm_quantized,
+  add_layernorm_quantized,
+  add_rmsnorm_quantized,
 };
 inline constexpr std::array all_operations = {
-    Operation::layernorm_forward,      Operation::rmsnorm_forward,    Operation::add_layernorm_forward,
-    Operation::add_rmsnorm_forward,    Operation::layernorm_backward, Operation::rmsnorm_backward,
-    Operation::add_layernorm_backward, Operation::batchnorm_train,    Operation::batchnorm_inference,
-    Operation::batchnorm_backward,
+    Operation::layernorm_forward,       Operation::rmsnorm_forward,       Operation::add_layernorm_forward,
+    Operation::add_rmsnorm_forward,     Operation::layernorm_backward,    Operation::rmsnorm_backward,
+    Operation::add_layernorm_backward,  Operation::batchnorm_train,       Operation::batchnorm_inference,
+    Operation::batchnorm_backward,      Operation::layernorm_quantized,   Operation::rmsnorm_quantized,
+    Operation::add_layernorm_quantized, Operation::add_rmsnorm_quantized,
 };
 
 // The largest sizes that are taken. BatchNorm's samples and its pixels are rows, its channels columns.
 inline constexpr int64_t max_rows = int64_t{1} << 31;
 inline constexpr int64_t max_cols = int64_t{1} << 20;
 
-enum class Extent { matrix, per_row, per_col };          // [rows, cols], [rows], [cols]
-enum class Role { input, output, updated };              // updated: read and written (running statistics)
-enum class Precision { element, parameter, statistic };  // T, G, or fp32
+// [rows, cols], [rows], [cols], [rows, scales_of_row], [1]
+enum class Extent { matrix, per_row, per_col, scales, single };
+enum class Role { input, output, updated };                    // updated: read and written (running statistics)
+enum class Precision { element, parameter, statistic, byte };  // T, G, fp32, or ProblemOptions::format
 
 struct TensorSpec {
   std::string_view name;  // the name of the pointer in arguments.h
@@ -52,8 +58,8 @@ struct OperationSpec {
   std::string_view name;  // as spelled above
   Norm norm;
   Pass pass;
-  int64_t (*workspace)(int64_t cols);   // floats that it is given to work in
-  std::span<const TensorSpec> tensors;  // in the order of its struct in arguments.h
+  int64_t (*workspace)(int64_t rows, int64_t cols);  // floats that it is given to work in
+  std::span<const TensorSpec> tensors;               // in the order of its struct in arguments.h
 };
 const OperationSpec& spec_of(Operation operation);
 
@@ -70,6 +76,10 @@ inline bool is_batchnorm(Operation operation) {
 }
 inline bool subtracts_mean(Operation operation) {
   return spec_of(operation).norm != Norm::rms;
+}
+// y in eight bits, with scales.
+inline bool is_quantized(Operation operation) {
+  return operation >= Operation::layernorm_quantized && operation <= Operation::add_rmsnorm_quantized;
 }
 inline bool is_backward(Operation operation) {
   return spec_of(operation).pass == Pass::backward;

@@ -168,8 +168,8 @@ struct Reference::Columns {
 Reference::Reference(const ProblemOptions& options, const std::vector<HostTensor>& tensors)
     : options_(options), rows_(logical_rows(options)), cols_(options.cols), rms_(tensors.size(), -1.0) {
   for (const HostTensor& tensor : tensors) tensors_.push_back(&tensor);
-  at_ = {index_of("x"), index_of("residual"), index_of("dy"),   index_of("dh"),  index_of("h"),
-         index_of("y"), index_of("dx"),       index_of("mean"), index_of("rstd")};
+  at_ = {index_of("x"),  index_of("residual"), index_of("dy"),   index_of("dh"),    index_of("h"),     index_of("y"),
+         index_of("dx"), index_of("mean"),     index_of("rstd"), index_of("scale"), index_of("scales")};
   gamma_ = load_vector("gamma", 1);
   beta_ = load_vector("beta", 0);
 }
@@ -340,7 +340,7 @@ void Reference::expect_row(int64_t row, Summation summation, Row& out) const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const HostTensor& tensor = *tensors_[i];
     const bool expected = tensor.present && tensor.spec.role != Role::input && tensor.spec.extent != Extent::per_col;
-    const int64_t count = !expected ? 0 : tensor.spec.extent == Extent::matrix ? cols_ : 1;
+    const int64_t count = !expected ? 0 : tensor.spec.extent == Extent::matrix ? cols_ : tensor.cols;
     out.outputs[i].want.resize(count);
     out.outputs[i].slack.resize(count);
   }
@@ -387,6 +387,40 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
   for (int64_t j = 0; j < cols_; ++j) {
     y.want[j] = y.want[j] * gamma_[j] + beta_[j];
     y.slack[j] = std::fabs(gamma_[j]) * y.slack[j] + 2 * u * std::fabs(beta_[j]);
+  }
+  if (is_quantized(options_.operation)) quantize(out);
+}
+
+// y becomes y / scale, of the whole row or of each block of it.
+void Reference::quantize(Row& out) const {
+  const double largest = largest_of(options_.format == ByteFormat::e4m3 ? Dtype::e4m3 : Dtype::int8);
+  const int64_t length = options_.scaling == Scaling::block ? columns_of_block : cols_;
+  Expected& y = out.outputs[at_.y];
+  for (int64_t first = 0; first < cols_; first += length) {
+    const int64_t last = std::min(cols_, first + length);
+    double scale = 0, relative_slack = 0;
+    if (options_.scaling == Scaling::tensor) {
+      scale = given_statistic(at_.scale, 0, 1);
+    } else {
+      double most = 0, highest = 0, lowest = 0;  // what the largest |y| is, and what it may be
+      bool any_nan = false;
+      for (int64_t j = first; j < last; ++j) {
+        const double magnitude = std::fabs(y.want[j]);
+        any_nan |= std::isnan(magnitude);
+        most = std::max(most, magnitude);
+        highest = std::max(highest, magnitude + y.slack[j]);
+        lowest = std::max(lowest, magnitude - y.slack[j]);
+      }
+      scale = any_nan ? not_a_number : std::max(most / largest, 0x1p-126);
+      const double slack = std::max(highest - most, most - lowest) / largest + 2 * u * scale;
+      relative_slack = slack / scale;
+      out.outputs[at_.scales].want[first / length] = scale;
+      out.outputs[at_.scales].slack[first / length] = slack;
+    }
+    for (int64_t j = first; j < last; ++j) {
+      y.want[j] /= scale;
+      y.slack[j] = (y.slack[j] + 0x1p-149) / scale + std::fabs(y.want[j]) * (relative_slack + 3 * u);
+    }
   }
 }
 

@@ -29,6 +29,8 @@ constexpr Final finals[] = {
     {Operation::batchnorm_train, NW_BATCHNORM_TRAIN, "08_batchnorm", "batch_norm"},
     {Operation::batchnorm_inference, NW_BATCHNORM_INFERENCE, "08_batchnorm", "batch_norm"},
     {Operation::batchnorm_backward, NW_BATCHNORM_BACKWARD, "08_batchnorm", "batch_norm"},
+    // One function does all four norms in eight bits: it is listed once, as this one.
+    {Operation::rmsnorm_quantized, NW_QUANTIZED_NORM, "06_fused_residual", "quantized"},
 };
 
 }  // namespace
@@ -52,6 +54,7 @@ Kernels::Kernels() {
                                        [&](const Final& of) { return of.operation == each.operation; });
         if (last == std::end(finals)) continue;
         const bool is_final = program.stage() == last->stage && variant.name() == last->variant;
+        if (is_quantized(each.operation) && !is_final) continue;  // in two kernels, it needs memory between them
         const nw_kernel& kernel = list_.emplace_back(nw_kernel{&program, &variant, &each, last->own, is_final,
                                                                launcher_for(last->own, each.dtype, each.param_dtype)});
         if (is_final) final_[last->own][static_cast<int>(each.dtype)][each.param_dtype == Dtype::fp32] = &kernel;

@@ -198,6 +198,9 @@ nw_status nw_batchnorm_inference(const nw_batchnorm_inference_args* args, void* 
 nw_status nw_batchnorm_backward(const nw_batchnorm_backward_args* args, void* stream) {
   return call_final(args, stream);
 }
+nw_status nw_quantized_norm(const nw_quantized_norm_args* args, void* stream) {
+  return call_final(args, stream);
+}
 
 nw_status nw_workspace_size(nw_operation operation, const void* args, size_t* bytes) {
   return guarded([&] {

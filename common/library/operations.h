@@ -1,4 +1,4 @@
-// The nine operations of norm_worklog.h: for each struct, what its tensors are, what its values may be, and the struct
+// The ten operations of norm_worklog.h: for each struct, what its tensors are, what its values may be, and the struct
 // of arguments.h that the kernels take. One overload for each struct; operations.cpp has those that are no templates.
 #pragma once
 
@@ -32,6 +32,8 @@ template <>
 inline constexpr nw_operation operation_of<nw_batchnorm_inference_args> = NW_BATCHNORM_INFERENCE;
 template <>
 inline constexpr nw_operation operation_of<nw_batchnorm_backward_args> = NW_BATCHNORM_BACKWARD;
+template <>
+inline constexpr nw_operation operation_of<nw_quantized_norm_args> = NW_QUANTIZED_NORM;
 
 // Calls function(args) with `args` as a pointer to the operation's struct. The operation is one of nw_operation.
 template <class Function>
@@ -53,6 +55,8 @@ void with_struct_of(nw_operation operation, const void* args, Function&& functio
       return function(static_cast<const nw_batchnorm_train_args*>(args));
     case NW_BATCHNORM_INFERENCE:
       return function(static_cast<const nw_batchnorm_inference_args*>(args));
+    case NW_QUANTIZED_NORM:
+      return function(static_cast<const nw_quantized_norm_args*>(args));
     default:
       return function(static_cast<const nw_batchnorm_backward_args*>(args));
   }
@@ -79,6 +83,7 @@ void check_values(const nw_rmsnorm_backward_args& a);
 void check_values(const nw_batchnorm_train_args& a);
 void check_values(const nw_batchnorm_inference_args& a);
 void check_values(const nw_batchnorm_backward_args& a);
+void check_values(const nw_quantized_norm_args& a);
 
 // The tensors of a call with values that are in range, in the order of the struct. What may lie in another's place is
 // so for the final kernels.
@@ -91,6 +96,7 @@ std::array<Tensor, 8> tensors_of(const nw_rmsnorm_backward_args& a);
 std::array<Tensor, 9> tensors_of(const nw_batchnorm_train_args& a);
 std::array<Tensor, 6> tensors_of(const nw_batchnorm_inference_args& a);
 std::array<Tensor, 9> tensors_of(const nw_batchnorm_backward_args& a);
+std::array<Tensor, 8> tensors_of(const nw_quantized_norm_args& a);
 
 // Bytes.
 template <class Args>
