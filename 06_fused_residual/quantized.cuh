@@ -37,12 +37,14 @@ __device__ inline unsigned warp_max(unsigned value) {
 }
 
 __device__ inline unsigned block_max(unsigned value, unsigned* scratch) {
+  // [task: block_max]
   const unsigned lane = threadIdx.x % lanes;
   value = warp_max(value);
   if (lane == 0) scratch[threadIdx.x / lanes] = value;
   __syncthreads();
   value = warp_max(lane < blockDim.x / lanes ? scratch[lane] : 0u);
   __syncthreads();  // all have read `scratch` before the next row overwrites it
+  // [/task]
   return value;
 }
 
@@ -72,21 +74,23 @@ __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Wa
       use(col, beyond(col));
     }
   };
-  float* const scales = p.scales + row * p.scales_stride;
   float scale = 1.0f;
   if (p.scaling == Scaling::tensor) scale = *p.scale;
   if (p.scaling == Scaling::row) {
+    // [task: scale_of_row]
     unsigned largest = 0;
     for_each_vector([&](int, const Floats<T>& y) { largest = max(largest, largest_magnitude<T>(y)); });
     scale = scale_for(block_max(largest, scratch), p.format);
-    if (threadIdx.x == 0) *scales = scale;
+    if (threadIdx.x == 0) p.scales[row * p.scales_stride] = scale;
+    // [/task]
   }
   float factor = 1.0f / scale;
   for_each_vector([&](int col, const Floats<T>& y) {
     if (p.scaling == Scaling::block) {
       // 128 columns are 16 lanes' vectors of 16 bits, or all 32 lanes' floats.
       const float of_block = scale_for(warp_max<columns_of_block / size>(largest_magnitude<T>(y)), p.format);
-      if (col < walk.cols && col % columns_of_block == 0) scales[col / columns_of_block] = of_block;
+      const bool is_first = col < walk.cols && col % columns_of_block == 0;
+      if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = of_block;
       factor = 1.0f / of_block;
     }
     if (col < walk.cols) store_bytes<whole, T>(p.y + row * p.y_stride, col, walk.cols, y, factor, p.format);
