@@ -2,6 +2,7 @@
 #include "05_welford/final/layer_norm.cuh"
 #include "common/harness/program.h"
 #include "final/fused.cuh"
+#include "heads.cuh"
 #include "kernels.cuh"
 #include "quantized.cuh"
 
@@ -18,6 +19,28 @@ template <class T, class G>
 void unfused_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream) {
   add<T>({p.x, p.residual, p.h, p.rows, p.cols, p.x_stride, p.residual_stride, p.h_stride}, stream);
   rms_norm(norm_of_sum(p), stream);
+}
+
+template <class T, class G>
+void copied_qk_norm(const QkNormForward<T, G>& p, cudaStream_t stream) {
+  qk_norm(copy_heads_first(p, stream), stream);
+}
+
+// k as the q of a call of its own.
+template <class T, class G>
+void qk_norm_in_two(const QkNormForward<T, G>& p, cudaStream_t stream) {
+  QkNormForward<T, G> q = p, k = p;
+  q.k_heads = 0;
+  k.q = p.k;
+  k.q_gamma = p.k_gamma;
+  k.q_out = p.k_out;
+  k.q_rstd = p.k_rstd;
+  k.q_heads = p.k_heads;
+  k.q_stride = p.k_stride;
+  k.q_out_stride = p.k_out_stride;
+  k.k_heads = 0;
+  qk_norm(q, stream);
+  if (k.q_heads > 0) qk_norm(k, stream);
 }
 
 // The norm with y in T, in `unrounded`, and a kernel that quantizes it.
@@ -80,6 +103,32 @@ Program program() {
            add_layer_norm<bf16, float>, add_rms_norm<float, float>, add_rms_norm<half, half>, add_rms_norm<half, float>,
            add_rms_norm<bf16, bf16>, add_rms_norm<bf16, float>)
       .overwrites("residual", "h");
+  program.add(
+      "zero_centered", "weights about zero: 1 + gamma, as Gemma has them", zero_centered_layer_norm<float, float>,
+      zero_centered_layer_norm<half, half>, zero_centered_layer_norm<half, float>, zero_centered_layer_norm<bf16, bf16>,
+      zero_centered_layer_norm<bf16, float>, zero_centered_rms_norm<float, float>, zero_centered_rms_norm<half, half>,
+      zero_centered_rms_norm<half, float>, zero_centered_rms_norm<bf16, bf16>, zero_centered_rms_norm<bf16, float>,
+      add_zero_centered_layer_norm<float, float>, add_zero_centered_layer_norm<half, half>,
+      add_zero_centered_layer_norm<half, float>, add_zero_centered_layer_norm<bf16, bf16>,
+      add_zero_centered_layer_norm<bf16, float>, add_zero_centered_rms_norm<float, float>,
+      add_zero_centered_rms_norm<half, half>, add_zero_centered_rms_norm<half, float>,
+      add_zero_centered_rms_norm<bf16, bf16>, add_zero_centered_rms_norm<bf16, float>);
+  program.add("copied", "heads of q and k: copied to where there are no gaps, then normalized",
+              copied_qk_norm<float, float>, copied_qk_norm<half, half>, copied_qk_norm<half, float>,
+              copied_qk_norm<bf16, bf16>, copied_qk_norm<bf16, float>);
+  program.add("warp_per_head", "heads of q and k where they lie, a warp to each", warp_per_head<float, float>,
+              warp_per_head<half, half>, warp_per_head<half, float>, warp_per_head<bf16, bf16>,
+              warp_per_head<bf16, float>);
+  program.add("two_launches", "heads where they lie, a few lanes to each: q, and then k", qk_norm_in_two<float, float>,
+              qk_norm_in_two<half, half>, qk_norm_in_two<half, float>, qk_norm_in_two<bf16, bf16>,
+              qk_norm_in_two<bf16, float>);
+  program.add("heads", "heads of q and k where they lie, a few lanes to each, in one launch", qk_norm<float, float>,
+              qk_norm<half, half>, qk_norm<half, float>, qk_norm<bf16, bf16>, qk_norm<bf16, float>);
+  program
+      .add("heads_inplace", "the same, instead of q and k", qk_norm<float, float>, qk_norm<half, half>,
+           qk_norm<half, float>, qk_norm<bf16, bf16>, qk_norm<bf16, float>)
+      .overwrites("q", "q_out")
+      .overwrites("k", "k_out");
   program.add("quantized", "y in eight bits, with its scales", quantized<float, float>, quantized<half, half>,
               quantized<half, float>, quantized<bf16, bf16>, quantized<bf16, float>);
   return program;

@@ -2,6 +2,7 @@
 #include "common/harness/program.h"
 #include "final/backward.cuh"
 #include "grouped.cuh"
+#include "heads.cuh"
 #include "kernels.cuh"
 #include "staying.cuh"
 
@@ -49,6 +50,18 @@ Program program() {
               layer_norm_backward<bf16, bf16>, layer_norm_backward<bf16, float>, rms_norm_backward<float, float>,
               rms_norm_backward<half, half>, rms_norm_backward<half, float>, rms_norm_backward<bf16, bf16>,
               rms_norm_backward<bf16, float>);
+  program.add("zero_centered", "weights about zero: 1 + gamma, as Gemma has them",
+              zero_centered_layer_norm_backward<float, float>, zero_centered_layer_norm_backward<half, half>,
+              zero_centered_layer_norm_backward<half, float>, zero_centered_layer_norm_backward<bf16, bf16>,
+              zero_centered_layer_norm_backward<bf16, float>, zero_centered_rms_norm_backward<float, float>,
+              zero_centered_rms_norm_backward<half, half>, zero_centered_rms_norm_backward<half, float>,
+              zero_centered_rms_norm_backward<bf16, bf16>, zero_centered_rms_norm_backward<bf16, float>);
+  program.add("warp_per_head", "heads of q and k where they lie: a kernel for dq and dk, another for the columns",
+              warp_per_head<float, float>, warp_per_head<half, half>, warp_per_head<half, float>,
+              warp_per_head<bf16, bf16>, warp_per_head<bf16, float>);
+  program.add("heads", "heads of q and k where they lie, a few lanes to each, read once",
+              qk_norm_backward<float, float>, qk_norm_backward<half, half>, qk_norm_backward<half, float>,
+              qk_norm_backward<bf16, bf16>, qk_norm_backward<bf16, float>);
   return program;
 }
 

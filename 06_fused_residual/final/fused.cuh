@@ -17,6 +17,21 @@ template <class T, class G>
 void add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream);
 template <class T, class G>
 void add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream);
+// q_out may be q, and k_out k. A row's result does not depend on the others.
+template <class T, class G>
+void qk_norm(const QkNormForward<T, G>& p, cudaStream_t stream);
+// [/snippet]
+
+// [snippet: zero_centered]
+// The same with weights about zero, as Gemma has them: 1 + gamma. Stage 05's norm has them here, too.
+template <class T, class G>
+void zero_centered_layer_norm(const ZeroCentered<LayerNormForward<T, G>>& p, cudaStream_t stream);
+template <class T, class G>
+void zero_centered_rms_norm(const ZeroCentered<RmsNormForward<T, G>>& p, cudaStream_t stream);
+template <class T, class G>
+void add_zero_centered_layer_norm(const ZeroCentered<AddLayerNormForward<T, G>>& p, cudaStream_t stream);
+template <class T, class G>
+void add_zero_centered_rms_norm(const ZeroCentered<AddRmsNormForward<T, G>>& p, cudaStream_t stream);
 // [/snippet]
 
 }  // namespace worklog::fused_residual

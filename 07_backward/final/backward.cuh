@@ -15,5 +15,13 @@ template <class T, class G>
 void layer_norm_backward(const LayerNormBackward<T, G>& p, cudaStream_t stream);
 template <class T, class G>
 void rms_norm_backward(const RmsNormBackward<T, G>& p, cudaStream_t stream);
+template <class T, class G>
+void qk_norm_backward(const QkNormBackward<T, G>& p, cudaStream_t stream);
+
+// The same with weights about zero, as Gemma has them: 1 + gamma.
+template <class T, class G>
+void zero_centered_layer_norm_backward(const ZeroCentered<LayerNormBackward<T, G>>& p, cudaStream_t stream);
+template <class T, class G>
+void zero_centered_rms_norm_backward(const ZeroCentered<RmsNormBackward<T, G>>& p, cudaStream_t stream);
 
 }  // namespace worklog::backward

@@ -237,4 +237,57 @@ struct BatchNormBackward {
   ChannelLayout layout;
 };
 
+// The same call with weights about zero: 1 + gamma, summed in fp32, where the formula has gamma [Gemma's code]. Where
+// gamma is null there are ones, as without. The gradients are the same formulas: that of 1 + gamma is that of gamma.
+template <class Arguments>
+struct ZeroCentered : Arguments {};
+
+// How the heads of a projection lie in memory: element j of head h of token t is at pointer + t * token + h * head + j.
+// In a projection of q, k and v side by side, [tokens, (q_heads + 2 k_heads) * head_dim], token is the length of such a
+// row, and head is head_dim.
+struct HeadStrides {
+  int64_t token, head;  // elements
+};
+
+// RMSNorm of each head's row of q, and of k: y = x * rstd * (gamma + gamma_offset). A row's result depends on the row
+// alone. The norm of q alone has no k_heads.
+template <class T, class G = T>
+struct QkNormForward {
+  const T* q;        // [tokens, q_heads, head_dim]
+  const T* k;        // [tokens, k_heads, head_dim]
+  const G* q_gamma;  // [head_dim], optional: q is not scaled
+  const G* k_gamma;  // [head_dim], optional: k is not scaled
+  T* q_out;          // as q
+  T* k_out;          // as k
+  float* q_rstd;     // [tokens, q_heads], optional: not written
+  float* k_rstd;     // [tokens, k_heads], optional: not written
+  int64_t tokens, q_heads, k_heads, head_dim;
+  HeadStrides q_stride, k_stride, q_out_stride, k_out_stride;
+  float eps;
+  float gamma_offset = 0.0f;        // 1 where gamma is stored about zero, as Gemma's code has it
+  bool round_before_gamma = false;  // y = round(x * rstd) * gamma, as Qwen's code has it
+};
+
+// For each of q and k, with xhat = q * rstd and wdy = dq_out * (gamma + gamma_offset):
+// dq = rstd * (wdy - xhat * sum(wdy * xhat) / head_dim), dq_gamma = sum over tokens and heads of dq_out * xhat.
+template <class T, class G = T>
+struct QkNormBackward {
+  const T* dq_out;      // [tokens, q_heads, head_dim]
+  const T* dk_out;      // [tokens, k_heads, head_dim]
+  const T* q;           // as dq_out
+  const T* k;           // as dk_out
+  const G* q_gamma;     // [head_dim], optional: q is not scaled
+  const G* k_gamma;     // [head_dim], optional: k is not scaled
+  const float* q_rstd;  // [tokens, q_heads], as the forward pass wrote it
+  const float* k_rstd;  // [tokens, k_heads], as the forward pass wrote it
+  T* dq;                // as q, optional: not written
+  T* dk;                // as k, optional: not written
+  G* dq_gamma;          // [head_dim], optional: not written
+  G* dk_gamma;          // [head_dim], optional: not written
+  float* workspace;     // [backward_workspace(head_dim)]
+  int64_t tokens, q_heads, k_heads, head_dim;
+  HeadStrides dq_out_stride, dk_out_stride, q_stride, k_stride, dq_stride, dk_stride;
+  float gamma_offset = 0.0f;
+};
+
 }  // namespace worklog

@@ -18,7 +18,8 @@ struct DeviceTensor {
   std::string_view name;  // of its pointer in arguments.h
   Dtype dtype;
   void* data;      // null where the tensor is absent
-  int64_t stride;  // elements from a row to the next
+  int64_t stride;  // elements from a row to the next, or of heads from a token to the next
+  int64_t head_stride = 0;
 };
 
 // A pointer to a tensor, which takes on the type of the field that it is assigned to.
@@ -61,6 +62,10 @@ struct DeviceArguments {
   int64_t stride(std::string_view name) const {
     const DeviceTensor* tensor = find(name);
     return tensor ? tensor->stride : 0;
+  }
+  HeadStrides head_strides(std::string_view name) const {
+    const DeviceTensor* tensor = find(name);
+    return tensor ? HeadStrides{tensor->stride, tensor->head_stride} : HeadStrides{};
   }
 
  private:
@@ -289,6 +294,80 @@ struct Binding<BatchNormBackward<T, G>> {
             .channels = a.options.cols,
             .pixels = a.options.pixels,
             .layout = a.options.layout};
+  }
+};
+
+// How far from zero the weights are that a function takes: what it adds to gamma by itself.
+template <class Arguments>
+inline constexpr float gamma_offset_of = 0.0f;
+template <class Arguments>
+inline constexpr float gamma_offset_of<ZeroCentered<Arguments>> = 1.0f;
+
+template <class Arguments>
+struct Binding<ZeroCentered<Arguments>> : Binding<Arguments> {
+  static ZeroCentered<Arguments> bind(const DeviceArguments& a) { return {Binding<Arguments>::bind(a)}; }
+};
+
+template <class T, class G>
+struct Binding<QkNormForward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::qk_norm};
+
+  static QkNormForward<T, G> bind(const DeviceArguments& a) {
+    return {.q = a["q"],
+            .k = a["k"],
+            .q_gamma = a["q_gamma"],
+            .k_gamma = a["k_gamma"],
+            .q_out = a["q_out"],
+            .k_out = a["k_out"],
+            .q_rstd = a["q_rstd"],
+            .k_rstd = a["k_rstd"],
+            .tokens = a.options.rows,
+            .q_heads = a.options.q_heads,
+            .k_heads = a.options.k_heads,
+            .head_dim = a.options.cols,
+            .q_stride = a.head_strides("q"),
+            .k_stride = a.head_strides("k"),
+            .q_out_stride = a.head_strides("q_out"),
+            .k_out_stride = a.head_strides("k_out"),
+            .eps = a.options.eps,
+            .gamma_offset = a.options.gamma_offset,
+            .round_before_gamma = a.options.round_before_gamma};
+  }
+};
+
+template <class T, class G>
+struct Binding<QkNormBackward<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::qk_norm_backward};
+
+  static QkNormBackward<T, G> bind(const DeviceArguments& a) {
+    return {.dq_out = a["dq_out"],
+            .dk_out = a["dk_out"],
+            .q = a["q"],
+            .k = a["k"],
+            .q_gamma = a["q_gamma"],
+            .k_gamma = a["k_gamma"],
+            .q_rstd = a["q_rstd"],
+            .k_rstd = a["k_rstd"],
+            .dq = a["dq"],
+            .dk = a["dk"],
+            .dq_gamma = a["dq_gamma"],
+            .dk_gamma = a["dk_gamma"],
+            .workspace = a["workspace"],
+            .tokens = a.options.rows,
+            .q_heads = a.options.q_heads,
+            .k_heads = a.options.k_heads,
+            .head_dim = a.options.cols,
+            .dq_out_stride = a.head_strides("dq_out"),
+            .dk_out_stride = a.head_strides("dk_out"),
+            .q_stride = a.head_strides("q"),
+            .k_stride = a.head_strides("k"),
+            .dq_stride = a.head_strides("dq"),
+            .dk_stride = a.head_strides("dk"),
+            .gamma_offset = a.options.gamma_offset};
   }
 };
 

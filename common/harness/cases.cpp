@@ -20,14 +20,21 @@ std::string refusal(const Variant& variant, const ProblemOptions& options) {
   return "";
 }
 
-ProblemOptions options_of(const Request& request, Operation operation, Dtype dtype, Dtype param_dtype, Shape shape) {
+// What a function works on beside the shape: another type of gamma, or another offset, is another problem.
+using Weights = std::pair<Dtype, float>;
+
+ProblemOptions options_of(const Request& request, Operation operation, Dtype dtype, Weights weights, Shape shape) {
   ProblemOptions options;
   options.operation = operation;
   options.dtype = dtype;
-  options.param_dtype = param_dtype;
+  options.param_dtype = weights.first;
   options.rows = shape.rows;
   options.cols = shape.cols;
   options.pixels = request.pixels;
+  if (is_of_heads(operation)) {
+    options.q_heads = request.q_heads;
+    options.k_heads = request.k_heads;
+  }
   options.layout = request.layout;
   options.row_padding = request.row_padding;
   options.uneven = request.uneven;
@@ -39,6 +46,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.max_ulp = request.max_ulp;
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
+  options.gamma_offset = is_of_heads(operation) ? request.gamma_offset.value_or(0.0f) : weights.second;
   options.format = request.format;
   options.scaling = request.scaling;
   for (const TensorSpec& spec : tensors_of(operation)) {
@@ -60,6 +68,8 @@ const Variant::Implementation* find_implementation(const Variant& variant, Opera
   const Variant::Implementation* other = nullptr;
   for (const Variant::Implementation& each : variant.implementations()) {
     if (each.operation != operation || each.dtype != dtype) continue;
+    // The kernels on heads take either.
+    if (request.gamma_offset && !is_of_heads(operation) && *request.gamma_offset != each.gamma_offset) continue;
     if (each.param_dtype == request.param_dtype.value_or(dtype)) return &each;
     other = &each;
   }
@@ -70,14 +80,14 @@ std::vector<Case> plan(const Program& program, const Request& request) {
   std::vector<Case> cases;
   for (const Operation operation : request.operations) {
     for (const Dtype dtype : request.dtypes) {
-      std::map<Dtype, std::vector<Runner>> by_param_dtype;  // another type of gamma is another problem
+      std::map<Weights, std::vector<Runner>> by_weights;
       for (const Variant* variant : request.variants) {
         const Variant::Implementation* found = find_implementation(*variant, operation, dtype, request);
-        if (found) by_param_dtype[found->param_dtype].push_back({variant, found, ""});
+        if (found) by_weights[{found->param_dtype, found->gamma_offset}].push_back({variant, found, ""});
       }
-      for (const auto& [param_dtype, runners] : by_param_dtype) {
+      for (const auto& [weights, runners] : by_weights) {
         for (const Shape shape : request.shapes) {
-          Case& each = cases.emplace_back(Case{options_of(request, operation, dtype, param_dtype, shape), runners});
+          Case& each = cases.emplace_back(Case{options_of(request, operation, dtype, weights, shape), runners});
           check_options(each.options);
           for (Runner& runner : each.runners) {
             runner.left_out = refusal(*runner.variant, each.options);
@@ -91,10 +101,10 @@ std::vector<Case> plan(const Program& program, const Request& request) {
     }
   }
   if (cases.empty()) {
-    throw RequestError(
-        fmt::format("no variant of {} does what --operation, --dtype and --param-dtype ask for together "
-                    "(--list shows what each does)",
-                    program.stage()));
+    throw RequestError(fmt::format(
+        "no variant of {} does what --operation, --dtype, --param-dtype and --gamma-offset ask for together "
+        "(--list shows what each does)",
+        program.stage()));
   }
   return cases;
 }

@@ -251,17 +251,19 @@ void examine_rows(const Reference& reference, const std::vector<HostTensor>& res
       for (size_t k = 0; k < outputs.size(); ++k) {
         Expected& expected = row_reference.outputs[outputs[k]];
         const HostTensor& tensor = reference.tensor(outputs[k]);
+        if (expected.want.empty()) continue;  // a row of k, and a tensor of q, or the other way round
         if (options.rounded_first) allow_rounding(reference.options(), tensor, expected);
         got.resize(expected.want.size());
         if (tensor.spec.extent != Extent::per_row) {
-          views[k].load(row, 0, static_cast<int64_t>(got.size()), got.data());
-          examiners[k].examine(row, got, expected, rms_of_finite(expected.want),
-                               [&](int64_t col) { return load_bits(tensor.dtype, views[k].element(row, col)); });
+          const int64_t own_row = row - tensor.first_row;
+          views[k].load(own_row, 0, static_cast<int64_t>(got.size()), got.data());
+          examiners[k].examine(own_row, got, expected, rms_of_finite(expected.want),
+                               [&](int64_t col) { return load_bits(tensor.dtype, views[k].element(own_row, col)); });
         } else {
           const std::byte* element =
-              results[outputs[k]].bytes.data() + row * static_cast<int64_t>(size_of(tensor.dtype));
+              results[outputs[k]].bytes.data() + (row - tensor.first_row) * static_cast<int64_t>(size_of(tensor.dtype));
           load_elements(tensor.dtype, element, 1, 1, got.data());
-          examiners[k].examine(row, got, expected, vector_rms[k],
+          examiners[k].examine(row - tensor.first_row, got, expected, vector_rms[k],
                                [&](int64_t) { return load_bits(tensor.dtype, element); });
         }
       }
@@ -303,19 +305,20 @@ std::string input_damage(const HostTensor& tensor, const HostTensor& result) {
   if (std::memcmp(tensor.bytes.data(), result.bytes.data(), tensor.bytes.size()) == 0) return "";
   const auto [changed, other] = std::mismatch(tensor.bytes.begin(), tensor.bytes.end(), result.bytes.begin());
   const int64_t element = std::distance(tensor.bytes.begin(), changed) / static_cast<int64_t>(size_of(tensor.dtype));
-  return fmt::format("the input {} was changed, first at row {}, column {}", tensor.spec.name, element / tensor.stride,
-                     element % tensor.stride);
+  return fmt::format("the input {} was changed, first at {}", tensor.spec.name, place_of(tensor, element));
 }
 
 // A sentence where the gaps between the rows of an output were written, else nothing.
 std::string padding_damage(const HostTensor& tensor, const HostTensor& result) {
   if (tensor.stride == tensor.cols || tensor.rows < 2) return "";
-  const int64_t grain = rows_per_task(tensor.rows, tensor.stride);
-  std::vector<int64_t> first_of_task((tensor.rows + grain - 1) / grain, -1);
-  parallel_for(tensor.rows - 1, grain, [&](int64_t begin, int64_t end) {
+  const int64_t rows = tensor.rows / tensor.heads;  // tokens, where a token has several heads
+  const int64_t grain = rows_per_task(rows, tensor.stride);
+  std::vector<int64_t> first_of_task((rows + grain - 1) / grain, -1);
+  parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
     const int64_t size = static_cast<int64_t>(size_of(tensor.dtype));
     for (int64_t row = begin; row < end && first_of_task[begin / grain] < 0; ++row) {
-      for (int64_t col = tensor.cols; col < tensor.stride; ++col) {
+      for (int64_t col = 0; col < tensor.stride && row * tensor.stride + col < tensor.count(); ++col) {
+        if (!tensor.is_padding(col)) continue;
         const int64_t element = row * tensor.stride + col;
         if (load_bits(tensor.dtype, result.bytes.data() + element * size) == poison_pattern(tensor.dtype)) continue;
         first_of_task[begin / grain] = element;
@@ -325,6 +328,9 @@ std::string padding_damage(const HostTensor& tensor, const HostTensor& result) {
   });
   for (const int64_t element : first_of_task) {
     if (element < 0) continue;
+    if (tensor.heads > 1) {
+      return fmt::format("{} was written outside its heads: {}", tensor.spec.name, place_of(tensor, element));
+    }
     return fmt::format("{} was written outside its row: row {}, {} past the row's end", tensor.spec.name,
                        element / tensor.stride, element % tensor.stride - tensor.cols + 1);
   }

@@ -229,7 +229,7 @@ std::string untold_writes(const Problem& problem, const Workspace& workspace) {
     const int64_t size = static_cast<int64_t>(size_of(tensor.dtype));
     for (int64_t row = 0; row < tensor.rows; ++row) {
       const size_t bytes = static_cast<size_t>(tensor.cols * size);
-      if (const size_t missing = simt::bytes_not_written(data + row * tensor.stride * size, bytes)) {
+      if (const size_t missing = simt::bytes_not_written(data + tensor.start_of(row) * size, bytes)) {
         return fmt::format("the counter was not told of {} of the {} bytes that were written to row {} of {}", missing,
                            bytes, row, tensor.spec.name);
       }

@@ -160,6 +160,31 @@ void read_uneven(Request& request) {
   }
 }
 
+// 16+4 heads, or 16 where there is no k. Operations on heads are done where it is said how many there are, and then no
+// others are.
+void read_heads(Request& request, const std::string& heads, bool all_operations_asked) {
+  if (!heads.empty()) {
+    const std::vector<std::string> words = split(heads, '+');
+    const std::optional<int64_t> q = whole_number(words.front());
+    const std::optional<int64_t> k = words.size() > 1 ? whole_number(words[1]) : int64_t{0};
+    if (words.size() > 2 || !q || !k || *q < 1 || *k < 0 || *q > max_heads || *k > max_heads) {
+      throw RequestError(
+          fmt::format("--heads takes the heads of q and of k, such as 16+4, from 1+0 to {0}+{0}; it was given '{1}'",
+                      max_heads, heads));
+    }
+    request.q_heads = *q;
+    request.k_heads = *k;
+  }
+  const auto fits = [&](Operation operation) { return is_of_heads(operation) == !heads.empty(); };
+  if (all_operations_asked) std::erase_if(request.operations, [&](Operation o) { return !fits(o); });
+  for (const Operation operation : request.operations) {
+    if (fits(operation)) continue;
+    throw RequestError(fmt::format("--heads goes with operations on heads, and with all of them: {} {}",
+                                   name_of(operation), heads.empty() ? "is one, and it was not given" : "is none"));
+  }
+  if (request.operations.empty()) throw RequestError("--heads: nothing of this stage is an operation on heads");
+}
+
 // e4m3:row: the format of y in eight bits, and what has a scale.
 void read_quantize(Request& request, const std::string& text) {
   for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
@@ -220,10 +245,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   read_benchmark_flags(request);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
 
-  std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, input = "arange,normal",
-              variant = "all", operation = "all", norm = "all", without, layout = "channels_last",
-              modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1", eps = "1e-6",
-              momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5", quantize = "e4m3:row";
+  std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, gamma_offset,
+              input = "arange,normal", variant = "all", operation = "all", norm = "all", without, heads,
+              layout = "channels_last", modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1",
+              eps = "1e-6", momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5", quantize = "e4m3:row";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -252,6 +277,12 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_flag("--batch-invariant", request.batch_invariant,
                     "final kernels of stages 05 to 07: a row's bits are the same whatever the batch"),
+       problem);
+  what(app.add_option("--gamma-offset", gamma_offset,
+                      "of the variants those that multiply by gamma, 0, or by 1 + gamma, 1 (stages 06 and 07)"),
+       problem);
+  what(app.add_option("--heads", heads,
+                      "the operations on heads, with so many of q and of k: 16+4 (rows are tokens, cols a head's)"),
        problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
   what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),
@@ -331,6 +362,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   request.operations = named("--operation", operation,
                              in_variants<Operation>(request.variants, [](const auto& i) { return i.operation; }),
                              [](Operation o) { return name_of(o); });
+  read_heads(request, heads, operation == "all");
   if (norm != "all" && norm != "layer" && norm != "rms") {
     throw RequestError(fmt::format("--norm takes all, layer or rms; it was given '{}'", norm));
   }
@@ -352,6 +384,12 @@ Request parse_flags(const Program& program, int argc, char** argv) {
               [](Dtype d) { return name_of(d); });
     if (found.size() != 1) throw RequestError("--param-dtype takes one of: same, fp32, fp16, bf16");
     request.param_dtype = found.front();
+  }
+  if (!gamma_offset.empty()) {
+    if (gamma_offset != "0" && gamma_offset != "1") {
+      throw RequestError(fmt::format("--gamma-offset takes 0 or 1; it was given '{}'", gamma_offset));
+    }
+    request.gamma_offset = gamma_offset == "1" ? 1.0f : 0.0f;
   }
   request.inputs = named("--input", input, all_inputs(), [](Input i) { return name_of(i); });
   if (!deny.empty()) request.deny_words = split(deny, ',');

@@ -42,12 +42,15 @@ struct Request {
   std::string uneven;    // a tensor that has more of both, or all
   int64_t uneven_by = 1;
   int64_t pixels = 1;
+  int64_t q_heads = 0;  // none: no operation on heads is asked for
+  int64_t k_heads = 0;
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;
   double max_ulp = std::numeric_limits<double>::infinity();  // of the matrix outputs, beside the tolerance
   bool round_before_gamma = false;
   bool batch_invariant = false;
+  std::optional<float> gamma_offset;  // none: what each variant adds to gamma
   ByteFormat format = ByteFormat::e4m3;
   Scaling scaling = Scaling::row;
   uint64_t seed = 1;

@@ -217,7 +217,7 @@ bool is_outlier_channel(uint64_t seed, int64_t col) {
 
 void generate_row(const InputStream& stream, int64_t row, int64_t count, float* values) {
   const uint64_t key = row_key(stream.seed, stream.tensor, row);
-  if (stream.tensor == "gamma") {
+  if (stream.tensor.ends_with("gamma")) {
     fill_normal(key, count, values);
     for (int64_t col = 0; col < count; ++col) values[col] = 1 + 0.1f * values[col];
   } else if (stream.tensor == "beta") {

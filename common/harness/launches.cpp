@@ -43,13 +43,23 @@ struct NamedCase {
   bool adds_dh = false;  // the backward pass of a sum: its struct with dh, which the plain operation leaves null
 };
 
-// 1024x1024, with the pixels 64x256x3136, and 64x256x3136-first where the channels come first.
+// 1024x1024, with the pixels 64x256x3136, and 64x256x3136-first where the channels come first; tokens of 16 and 4 heads
+// are 8192x16+4x128.
 bool read_shape(std::string_view text, ProblemOptions& options) {
   constexpr std::string_view first = "-first";
   const bool channels_first = text.ends_with(first);
   if (channels_first) text.remove_suffix(first.size());
+  const size_t plus = text.find('+');
+  std::string without_heads(text);
+  if (plus != std::string_view::npos) {
+    const size_t begin = text.rfind('x', plus), end = std::min(text.find('x', plus), text.size());
+    if (begin == std::string_view::npos) return false;
+    options.q_heads = whole_number(text.substr(begin + 1, plus - begin - 1)).value_or(-1);
+    options.k_heads = whole_number(text.substr(plus + 1, end - plus - 1)).value_or(-1);
+    without_heads = std::string(text.substr(0, begin)) + std::string(text.substr(end));
+  }
   std::vector<int64_t> extents;
-  for (const std::string& word : split(text, 'x')) extents.push_back(whole_number(word).value_or(-1));
+  for (const std::string& word : split(without_heads, 'x')) extents.push_back(whole_number(word).value_or(-1));
   if (extents.size() != 3 && (extents.size() != 2 || channels_first)) return false;
   if (*std::min_element(extents.begin(), extents.end()) < 0) return false;
   options.rows = extents[0];
@@ -108,6 +118,7 @@ NamedCase case_named(const Program& program, const std::string& name) {
   found.options.operation = found.implementation->operation;
   found.options.dtype = found.implementation->dtype;
   found.options.param_dtype = found.implementation->param_dtype;
+  found.options.gamma_offset = found.implementation->gamma_offset;
   if (!plain) found.options.absent = split(parts[4].substr(without.size()), ',');
   check_arguments(found.options);
   return found;
@@ -124,7 +135,7 @@ DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMe
     address += apart;
     const uintptr_t start = address + (named.misalign + like.more) * size_of(like.dtype);
     void* const data = like.present ? reinterpret_cast<void*>(start) : nullptr;
-    arguments.tensors.push_back({name, like.dtype, data, like.stride});
+    arguments.tensors.push_back({name, like.dtype, data, like.stride, like.head_stride});
   };
   const auto place_of = [&](std::string_view name) {
     return std::find_if(arguments.tensors.begin(), arguments.tensors.end(),

@@ -31,7 +31,7 @@ void save_npy(const std::string& path, const HostTensor& tensor) {
   file << header;
   const int64_t size = static_cast<int64_t>(size_of(tensor.dtype));
   for (int64_t row = 0; row < tensor.rows; ++row) {
-    file.write(reinterpret_cast<const char*>(tensor.bytes.data() + row * tensor.stride * size), tensor.cols * size);
+    file.write(reinterpret_cast<const char*>(tensor.bytes.data() + tensor.start_of(row) * size), tensor.cols * size);
   }
   file.close();
   if (!file) throw std::runtime_error(fmt::format("cannot write {}: {}", path, std::strerror(errno)));

@@ -62,6 +62,27 @@ constexpr TensorSpec training[] = {x, gamma, beta, y, running_mean, running_var,
 constexpr TensorSpec inference[] = {x, gamma, beta, given_running_mean, given_running_var, y};
 constexpr TensorSpec batchnorm_gradients[] = {dy, x, gamma, given_save_mean, given_save_invstd, dx, dgamma, dbeta};
 
+constexpr TensorSpec of_heads[] = {input("q", matrix, element),
+                                   input("k", matrix, element),
+                                   optional(input("q_gamma", per_col, parameter)),
+                                   optional(input("k_gamma", per_col, parameter)),
+                                   output("q_out", matrix, element),
+                                   output("k_out", matrix, element),
+                                   optional(output("q_rstd", per_row, statistic)),
+                                   optional(output("k_rstd", per_row, statistic))};
+constexpr TensorSpec gradients_of_heads[] = {input("dq_out", matrix, element),
+                                             input("dk_out", matrix, element),
+                                             input("q", matrix, element),
+                                             input("k", matrix, element),
+                                             optional(input("q_gamma", per_col, parameter)),
+                                             optional(input("k_gamma", per_col, parameter)),
+                                             input("q_rstd", per_row, statistic),
+                                             input("k_rstd", per_row, statistic),
+                                             optional(output("dq", matrix, element)),
+                                             optional(output("dk", matrix, element)),
+                                             optional(output("dq_gamma", per_col, parameter)),
+                                             optional(output("dk_gamma", per_col, parameter))};
+
 // With Scaling::tensor there is a scale, else there are scales: shape_tensors leaves out the other.
 constexpr TensorSpec quantized_layernorm[] = {x, gamma, beta, bytes, scale, scales_of_y};
 constexpr TensorSpec quantized_rmsnorm[] = {x, gamma, bytes, scale, scales_of_y};
@@ -94,6 +115,8 @@ constexpr OperationSpec specs[] = {
     {Operation::batchnorm_train, "batchnorm_train", Norm::batch, forward, of_batchnorm, training},
     {Operation::batchnorm_inference, "batchnorm_inference", Norm::batch, forward, none, inference},
     {Operation::batchnorm_backward, "batchnorm_backward", Norm::batch, backward, of_batchnorm, batchnorm_gradients},
+    {Operation::qk_norm, "qk_norm", Norm::rms, forward, none, of_heads},
+    {Operation::qk_norm_backward, "qk_norm_backward", Norm::rms, backward, of_backward, gradients_of_heads},
     {Operation::layernorm_quantized, "layernorm_quantized", Norm::layer, forward, of_quantized, quantized_layernorm},
     {Operation::rmsnorm_quantized, "rmsnorm_quantized", Norm::rms, forward, of_quantized, quantized_rmsnorm},
     {Operation::add_layernorm_quantized, "add_layernorm_quantized", Norm::layer, forward, of_quantized,

@@ -20,22 +20,36 @@ enum class Operation {
   batchnorm_train,
   batchnorm_inference,
   batchnorm_backward,
+  qk_norm,
+  qk_norm_backward,
   layernorm_quantized,
   rmsnorm_quantized,
   add_layernorm_quantized,
   add_rmsnorm_quantized,
 };
 inline constexpr std::array all_operations = {
-    Operation::layernorm_forward,       Operation::rmsnorm_forward,       Operation::add_layernorm_forward,
-    Operation::add_rmsnorm_forward,     Operation::layernorm_backward,    Operation::rmsnorm_backward,
-    Operation::add_layernorm_backward,  Operation::batchnorm_train,       Operation::batchnorm_inference,
-    Operation::batchnorm_backward,      Operation::layernorm_quantized,   Operation::rmsnorm_quantized,
-    Operation::add_layernorm_quantized, Operation::add_rmsnorm_quantized,
+    Operation::layernorm_forward,
+    Operation::rmsnorm_forward,
+    Operation::add_layernorm_forward,
+    Operation::add_rmsnorm_forward,
+    Operation::layernorm_backward,
+    Operation::rmsnorm_backward,
+    Operation::add_layernorm_backward,
+    Operation::batchnorm_train,
+    Operation::batchnorm_inference,
+    Operation::batchnorm_backward,
+    Operation::qk_norm,
+    Operation::qk_norm_backward,
+    Operation::layernorm_quantized,
+    Operation::rmsnorm_quantized,
+    Operation::add_layernorm_quantized,
+    Operation::add_rmsnorm_quantized,
 };
 
 // The largest sizes that are taken. BatchNorm's samples and its pixels are rows, its channels columns.
 inline constexpr int64_t max_rows = int64_t{1} << 31;
 inline constexpr int64_t max_cols = int64_t{1} << 20;
+inline constexpr int64_t max_heads = int64_t{1} << 16;  // of q, and of k
 
 // [rows, cols], [rows], [cols], [rows, scales_of_row], [1]
 enum class Extent { matrix, per_row, per_col, scales, single };
@@ -73,6 +87,14 @@ inline std::span<const TensorSpec> tensors_of(Operation operation) {
 // Statistics of each channel, over all rows; the others have those of each row.
 inline bool is_batchnorm(Operation operation) {
   return spec_of(operation).norm == Norm::batch;
+}
+// On the heads of q and k, each of whose rows is normalized by itself: rows of a problem are tokens, cols head_dim.
+inline bool is_of_heads(Operation operation) {
+  return operation == Operation::qk_norm || operation == Operation::qk_norm_backward;
+}
+// Whether a tensor of those operations is one of k's.
+inline bool is_of_k(std::string_view tensor) {
+  return tensor.starts_with("k") || tensor.starts_with("dk");
 }
 inline bool subtracts_mean(Operation operation) {
   return spec_of(operation).norm != Norm::rms;

@@ -28,10 +28,16 @@ int64_t stored_cols(const ProblemOptions& options) {
   return is_batchnorm(options.operation) && runs ? options.pixels : options.cols;
 }
 
+// The rows of a problem: of q and of k together.
+int64_t rows_of(const ProblemOptions& options) {
+  return is_of_heads(options.operation) ? options.rows * (options.q_heads + options.k_heads) : options.rows;
+}
+
 // How a message names the shape's arguments.
 std::string shape_of(const ProblemOptions& options) {
   std::string text = fmt::format("rows x cols = {} x {}", options.rows, options.cols);
   if (options.pixels > 1) text += fmt::format(" with {} pixels", options.pixels);
+  if (is_of_heads(options.operation)) text += fmt::format(" with {} + {} heads", options.q_heads, options.k_heads);
   return text;
 }
 
@@ -81,6 +87,20 @@ Dtype dtype_of_spec(const ProblemOptions& options, Precision precision) {
   return Dtype::fp32;
 }
 
+// A tensor of q's or k's heads: one row to each head of each token.
+void shape_heads(const ProblemOptions& options, HostTensor& tensor) {
+  const bool is_k = is_of_k(tensor.spec.name);
+  const int64_t heads = is_k ? options.k_heads : options.q_heads;
+  tensor.present = tensor.present && heads > 0;
+  if (tensor.spec.extent == Extent::per_col) return;
+  tensor.rows = options.rows * heads;
+  tensor.first_row = is_k ? options.rows * options.q_heads : 0;
+  if (tensor.spec.extent != Extent::matrix) return;
+  tensor.heads = std::max<int64_t>(heads, 1);
+  tensor.head_stride = tensor.stride;
+  tensor.stride *= options.q_heads + 2 * (options.k_heads > 0 ? options.k_heads : options.q_heads);
+}
+
 // There may be gaps between its rows.
 bool has_stride(const TensorSpec& spec) {
   return spec.extent == Extent::matrix || spec.extent == Extent::scales;
@@ -98,6 +118,7 @@ HostTensor shape_tensor(const ProblemOptions& options, const TensorSpec& spec) {
                                                  : 1;
   tensor.stride = tensor.cols + (has_stride(spec) ? options.row_padding : 0);
   tensor.present = std::find(options.absent.begin(), options.absent.end(), spec.name) == options.absent.end();
+  if (is_of_heads(options.operation)) shape_heads(options, tensor);
   // The scale that is given, or the scales that are made.
   if (spec.extent == Extent::single) tensor.present = options.scaling == Scaling::tensor;
   if (spec.extent == Extent::scales) tensor.present = options.scaling != Scaling::tensor;
@@ -124,6 +145,7 @@ void poison(HostTensor& tensor, int64_t first, int64_t count) {
 }
 
 void poison_rows(HostTensor& tensor, int64_t first_col) {
+  if (tensor.heads > 1) return poison(tensor, 0, tensor.count());  // the rows, where they hold values, are filled next
   parallel_for(tensor.rows, rows_per_task(tensor.rows, tensor.stride), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t last = row == tensor.rows - 1 ? tensor.cols : tensor.stride;  // no padding after the last row
@@ -137,11 +159,20 @@ int64_t elements_of(const HostTensor& tensor) {
   return tensor.rows * tensor.cols;
 }
 
+// The name by which a tensor's values are made: q and k are x, of different rows.
+std::string_view stream_of(const ProblemOptions& options, std::string_view tensor) {
+  if (!is_of_heads(options.operation)) return tensor;
+  if (tensor.ends_with("gamma")) return is_of_k(tensor) ? "k_gamma" : "gamma";
+  return tensor.starts_with("d") ? "dy" : "x";
+}
+
 void fill_input(const ProblemOptions& options, HostTensor& tensor) {
   const bool vector = tensor.spec.extent != Extent::matrix;
   const bool batchnorm = is_batchnorm(options.operation);
-  const int64_t rows = batchnorm ? options.rows * options.pixels : options.rows;
-  const InputStream stream{tensor.spec.name, options.input, options.dtype, options.seed, rows, options.cols};
+  const int64_t rows = batchnorm ? options.rows * options.pixels : tensor.rows;
+  const int64_t all_rows = batchnorm ? rows : rows_of(options);
+  const InputStream stream{
+      stream_of(options, tensor.spec.name), options.input, options.dtype, options.seed, all_rows, options.cols};
   if (vector) {
     std::vector<float> values(tensor.cols);
     generate_row(stream, 0, tensor.cols, values.data());
@@ -153,7 +184,7 @@ void fill_input(const ProblemOptions& options, HostTensor& tensor) {
   parallel_for(rows, rows_per_task(rows, options.cols), [&](int64_t begin, int64_t end) {
     std::vector<float> values(options.cols);
     for (int64_t row = begin; row < end; ++row) {
-      generate_row(stream, row, options.cols, values.data());
+      generate_row(stream, tensor.first_row + row, options.cols, values.data());
       store_elements(tensor.dtype, values.data(), options.cols, view.col_stride(),
                      const_cast<std::byte*>(view.element(row, 0)));
     }
@@ -212,7 +243,7 @@ std::vector<Input> all_inputs() {
 }
 
 int64_t HostTensor::count() const {
-  return rows == 0 ? 0 : (rows - 1) * stride + cols;
+  return rows == 0 ? 0 : start_of(rows - 1) + cols;
 }
 
 std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
@@ -223,9 +254,16 @@ std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
     tensor.more = options.uneven_by * (options.uneven == "all" ? before : options.uneven == spec.name ? 1 : 0);
     // The matrices of BatchNorm have no gaps.
     if (has_stride(spec) && !is_batchnorm(options.operation)) tensor.stride += tensor.more;
+    if (tensor.head_stride > 0) tensor.head_stride += tensor.more, tensor.stride += (tensor.heads - 1) * tensor.more;
     ++before;
   }
   return tensors;
+}
+
+std::string place_of(const HostTensor& tensor, int64_t at) {
+  const int64_t row = at / tensor.stride, col = at % tensor.stride;
+  if (tensor.heads == 1) return fmt::format("row {}, column {}", row, col);
+  return fmt::format("token {}, head {}, column {}", row, col / tensor.head_stride, col % tensor.head_stride);
 }
 
 uint32_t poison_pattern(Dtype dtype) {
@@ -248,7 +286,7 @@ double memory_needed(const ProblemOptions& options) {
   double needed = 0;  // a product of three arguments may not fit 64 bits
   for (const HostTensor& tensor : shape_tensors(options)) {
     if (!tensor.present) continue;
-    const double bytes = static_cast<double>(tensor.rows) * tensor.stride * size_of(tensor.dtype);
+    const double bytes = static_cast<double>(tensor.rows) / tensor.heads * tensor.stride * size_of(tensor.dtype);
     needed += tensor.spec.role == Role::input ? bytes : 2 * bytes;
   }
   return needed;
@@ -278,7 +316,15 @@ void check_arguments(const ProblemOptions& options) {
   if (!(options.momentum >= 0 && options.momentum <= 1)) {
     throw std::invalid_argument(fmt::format("momentum must be from 0 to 1; it is {}", options.momentum));
   }
+  if (options.gamma_offset != 0.0f && (options.gamma_offset != 1.0f || is_batchnorm(options.operation))) {
+    throw std::invalid_argument(
+        fmt::format("gamma_offset must be 0 or, of a norm over rows, 1; it is {}", options.gamma_offset));
+  }
   check_absent(options);
+  if (is_of_heads(options.operation)) {
+    check_range("q_heads", options.q_heads, 1, max_heads);
+    check_range("k_heads", options.k_heads, 0, max_heads);
+  }
   if (!is_batchnorm(options.operation)) {
     if (options.pixels != 1) {
       throw std::invalid_argument(

@@ -40,6 +40,8 @@ struct ProblemOptions {
   int64_t rows = 1024;  // BatchNorm: samples
   int64_t cols = 1024;  // BatchNorm: channels
   int64_t pixels = 1;   // BatchNorm: height * width
+  int64_t q_heads = 2;  // of the operations on heads, for which rows are tokens and cols is head_dim
+  int64_t k_heads = 1;
   ChannelLayout layout = ChannelLayout::channels_last;
   int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
   // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
@@ -55,10 +57,15 @@ struct ProblemOptions {
   ByteFormat format = ByteFormat::e4m3;  // of y in eight bits
   Scaling scaling = Scaling::row;        // of y in eight bits
   bool batch_invariant = false;          // the final kernels of norms over rows: a row's bits whatever the batch
+  float gamma_offset = 0.0f;             // norms over rows: added to gamma, where there is one; 0 or 1
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
 };
 
 // A tensor on the host as it is stored: `count` elements of `dtype`, row i of a matrix at i * stride.
+//
+// A matrix of heads has a row to a head: row i is head i % heads of token i / heads, whose tokens are `stride` apart
+// and whose heads `head_stride`. In q and k, and in what takes their form, there is a gap behind a token's heads, as
+// long as the rest of a projection of q, k and v is.
 //
 // The matrices of BatchNorm are stored as [samples * pixels, channels], or with ChannelLayout::channels_first and more
 // than one pixel as [samples * channels, pixels].
@@ -69,7 +76,15 @@ struct HostTensor {
   bool present = true;
   HostBytes bytes;   // padding between rows holds `padding_pattern`
   int64_t more = 0;  // ProblemOptions::uneven: elements that it starts further past its alignment than it would
+  int64_t heads = 1;
+  int64_t head_stride = 0;
+  int64_t first_row = 0;  // the tensors of k: of the rows of q and k together, which a reference counts
 
+  // Of element `at` of a token (or row): whether it lies in none of its heads.
+  bool is_padding(int64_t at) const {
+    return heads == 1 ? at >= cols : at / head_stride >= heads || at % head_stride >= cols;
+  }
+  int64_t start_of(int64_t row) const { return row / heads * stride + row % heads * head_stride; }  // elements
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };
 
@@ -80,6 +95,9 @@ std::string_view name_of(Scaling scaling);    // "row", "block", "tensor"
 
 // The tensors of an operation as they are stored, in tensors_of order, without their values.
 std::vector<HostTensor> shape_tensors(const ProblemOptions& options);
+
+// Where element `at` of the tensor's memory is, in words: "row 3, column 17".
+std::string place_of(const HostTensor& tensor, int64_t at);
 
 // What fills padding, guards and unwritten outputs: a signaling NaN, which no arithmetic yields (it would be quieted).
 // In int8, which has no NaN, the number that a scale made of the row never leads to: -128.

@@ -50,8 +50,8 @@ void print_list(const Program& program) {
   for (const Variant& variant : program.variants()) {
     fmt::print("  {}: {}\n", variant.name(), variant.note());
     for (const Variant::Implementation& i : variant.implementations()) {
-      fmt::print("    {} in {} with parameters in {}\n", name_of(i.operation), name_of(i.dtype),
-                 name_of(i.param_dtype));
+      fmt::print("    {} in {} with parameters in {}{}\n", name_of(i.operation), name_of(i.dtype),
+                 name_of(i.param_dtype), i.gamma_offset == 0.0f ? "" : " about zero");
     }
     for (const auto& [input, output] : variant.overwritten()) fmt::print("    writes {} over {}\n", output, input);
     for (const Variant::Limit& limit : variant.limits()) fmt::print("    limited: {}\n", limit.sentence);

@@ -40,6 +40,7 @@ class Variant {
     std::function<void(const DeviceArguments&, cudaStream_t)> launch;
     // The same with the function's own struct, of which this is a pointer.
     std::function<void(const void*, cudaStream_t)> launch_with;
+    float gamma_offset = 0.0f;  // what the function adds to gamma
   };
   struct Expectation {
     Input input;
@@ -141,7 +142,8 @@ void Variant::implement(Function function) {
                                 },
                                 [function](const void* arguments, cudaStream_t stream) {
                                   function(*static_cast<const Arguments*>(arguments), stream);
-                                }});
+                                },
+                                gamma_offset_of<Arguments>});
   }
 }
 

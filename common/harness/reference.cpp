@@ -126,6 +126,7 @@ double rms_over(const std::vector<double>& values) {
 }
 
 int64_t logical_rows(const ProblemOptions& options) {
+  if (is_of_heads(options.operation)) return options.rows * (options.q_heads + options.k_heads);
   return is_batchnorm(options.operation) ? options.rows * options.pixels : options.rows;
 }
 
@@ -141,7 +142,14 @@ int64_t rows_per_task(int64_t rows, int64_t cols) {
 }
 
 MatrixView::MatrixView(const ProblemOptions& options, const HostTensor& tensor, const std::byte* data)
-    : data_(data), dtype_(tensor.dtype), row_stride_(tensor.stride), col_stride_(1), pixels_(1), sample_stride_(0) {
+    : data_(data),
+      dtype_(tensor.dtype),
+      row_stride_(tensor.stride),
+      col_stride_(1),
+      pixels_(1),
+      sample_stride_(0),
+      heads_(tensor.heads),
+      head_stride_(tensor.head_stride) {
   if (is_batchnorm(options.operation) && options.layout == ChannelLayout::channels_first && options.pixels > 1) {
     row_stride_ = 1;
     col_stride_ = options.pixels;
@@ -151,7 +159,9 @@ MatrixView::MatrixView(const ProblemOptions& options, const HostTensor& tensor, 
 }
 
 const std::byte* MatrixView::element(int64_t row, int64_t col) const {
-  const int64_t first = pixels_ == 1 ? row * row_stride_ : row / pixels_ * sample_stride_ + row % pixels_;
+  const int64_t first = heads_ > 1     ? row / heads_ * row_stride_ + row % heads_ * head_stride_
+                        : pixels_ == 1 ? row * row_stride_
+                                       : row / pixels_ * sample_stride_ + row % pixels_;
   return data_ + (first + col * col_stride_) * static_cast<int64_t>(size_of(dtype_));
 }
 
@@ -168,10 +178,47 @@ struct Reference::Columns {
 Reference::Reference(const ProblemOptions& options, const std::vector<HostTensor>& tensors)
     : options_(options), rows_(logical_rows(options)), cols_(options.cols), rms_(tensors.size(), -1.0) {
   for (const HostTensor& tensor : tensors) tensors_.push_back(&tensor);
-  at_ = {index_of("x"),  index_of("residual"), index_of("dy"),   index_of("dh"),    index_of("h"),     index_of("y"),
-         index_of("dx"), index_of("mean"),     index_of("rstd"), index_of("scale"), index_of("scales")};
-  gamma_ = load_vector("gamma", 1);
-  beta_ = load_vector("beta", 0);
+  if (is_of_heads(options.operation)) {
+    const int64_t q_rows = options.rows * options.q_heads;
+    parts_.push_back(part_named("q", 0, q_rows));
+    parts_.push_back(part_named("k", q_rows, rows_ - q_rows));
+  } else {
+    parts_.push_back(part_named("", 0, rows_));
+  }
+}
+
+// The tensors of q and of k have the part's letter in their names where other operations' have x or nothing.
+Reference::Part Reference::part_named(std::string_view letter, int64_t first_row, int64_t rows) const {
+  const auto named = [&](const char* form) {
+    return std::string(form).replace(std::string_view(form).find('*'), 1, letter);
+  };
+  Part part = {.at = {}, .first_row = first_row, .rows = rows, .gamma = {}, .beta = {}, .columns = {}};
+  if (letter.empty()) {
+    part.at = {index_of("x"),    index_of("residual"), index_of("dy"),    index_of("dh"),
+               index_of("h"),    index_of("y"),        index_of("dx"),    index_of("mean"),
+               index_of("rstd"), index_of("scale"),    index_of("scales")};
+    part.gamma = load_vector("gamma", 1, options_.gamma_offset);
+    part.beta = load_vector("beta", 0);
+  } else {
+    part.at = {.x = index_of(letter),
+               .residual = -1,
+               .dy = index_of(named("d*_out")),
+               .dh = -1,
+               .h = -1,
+               .y = index_of(named("*_out")),
+               .dx = index_of(named("d*")),
+               .mean = -1,
+               .rstd = index_of(named("*_rstd")),
+               .scale = -1,
+               .scales = -1};
+    part.gamma = load_vector(named("*_gamma"), 1, options_.gamma_offset);
+    part.beta = std::vector<double>(cols_, 0.0);
+  }
+  return part;
+}
+
+const Reference::Part& Reference::part_with(std::string_view tensor) const {
+  return parts_[parts_.size() > 1 && is_of_k(tensor) ? 1 : 0];
 }
 
 const HostTensor* Reference::find(std::string_view name) const {
@@ -186,10 +233,11 @@ int Reference::index_of(std::string_view name) const {
   return -1;
 }
 
-std::vector<double> Reference::load_vector(std::string_view name, double absent) const {
+std::vector<double> Reference::load_vector(std::string_view name, double absent, double offset) const {
   std::vector<double> values(cols_, absent);
   if (const HostTensor* tensor = find(name)) {
     load_elements(tensor->dtype, tensor->bytes.data(), cols_, 1, values.data());
+    for (double& value : values) value += offset;
   }
   return values;
 }
@@ -197,37 +245,40 @@ std::vector<double> Reference::load_vector(std::string_view name, double absent)
 void Reference::load_row(int tensor, int64_t row, std::vector<double>& values) const {
   values.resize(tensor < 0 ? 0 : cols_);
   if (tensor < 0) return;
-  MatrixView(options_, *tensors_[tensor], tensors_[tensor]->bytes.data()).load(row, 0, cols_, values.data());
+  const HostTensor& from = *tensors_[tensor];
+  MatrixView(options_, from, from.bytes.data()).load(row - from.first_row, 0, cols_, values.data());
 }
 
 double Reference::given_statistic(int tensor, int64_t row, double absent) const {
   double value = absent;
-  if (tensor >= 0) load_elements(Dtype::fp32, tensors_[tensor]->bytes.data() + row * 4, 1, 1, &value);
+  if (tensor < 0) return absent;
+  const HostTensor& from = *tensors_[tensor];
+  load_elements(Dtype::fp32, from.bytes.data() + (row - from.first_row) * 4, 1, 1, &value);
   return value;
 }
 
-const Reference::Columns& Reference::columns() const {
-  std::call_once(columns_once_, [this] {
+const Reference::Columns& Reference::columns(const Part& part) const {
+  std::call_once(columns_once_[&part - parts_.data()], [&] {
     auto columns = std::make_shared<Columns>();
-    compute_columns(*columns);
-    columns_ = std::move(columns);
+    compute_columns(part, *columns);
+    part.columns = std::move(columns);
   });
-  return *columns_;
+  return *part.columns;
 }
 
 const Moments& Reference::channel_moments(int64_t col) const {
-  return columns().moments[col];
+  return columns(parts_.front()).moments[col];
 }
 
 double Reference::sum_dy(int64_t col) const {
-  return columns().dy[col];
+  return columns(parts_.front()).dy[col];
 }
 
 double Reference::sum_dy_xhat(int64_t col) const {
-  return columns().dyx[col];
+  return columns(parts_.front()).dyx[col];
 }
 
-void Reference::compute_columns(Columns& out) const {
+void Reference::compute_columns(const Part& part, Columns& out) const {
   const auto view = [&](std::string_view name) {
     const HostTensor* tensor = find(name);
     return MatrixView(options_, *tensor, tensor->bytes.data());
@@ -249,17 +300,18 @@ void Reference::compute_columns(Columns& out) const {
     if (!backward) return;
   }
   const bool row_statistics = !is_batchnorm(options_.operation);
-  const MatrixView x = view("x");
-  const MatrixView dy = view("dy");
+  const auto view_at = [&](int index) { return MatrixView(options_, *tensors_[index], tensors_[index]->bytes.data()); };
+  const MatrixView x = view_at(part.at.x);
+  const MatrixView dy = view_at(part.at.dy);
   const std::vector<double> sums =
-      sum_columns(rows_, cols_, 4, [&](int64_t row, int64_t first_col, int64_t count, double* sum) {
+      sum_columns(part.rows, cols_, 4, [&](int64_t row, int64_t first_col, int64_t count, double* sum) {
         thread_local std::vector<double> x_row, dy_row;
         x_row.resize(count);
         dy_row.resize(count);
         x.load(row, first_col, count, x_row.data());
         dy.load(row, first_col, count, dy_row.data());
-        const double row_mean = row_statistics ? given_statistic(at_.mean, row, 0) : 0;
-        const double row_rstd = row_statistics ? given_statistic(at_.rstd, row, 1) : 1;
+        const double row_mean = row_statistics ? given_statistic(part.at.mean, part.first_row + row, 0) : 0;
+        const double row_rstd = row_statistics ? given_statistic(part.at.rstd, part.first_row + row, 1) : 1;
         for (int64_t j = 0; j < count; ++j) {
           const Moments* channel = row_statistics ? nullptr : &out.moments[first_col + j];
           const double xhat =
@@ -270,19 +322,20 @@ void Reference::compute_columns(Columns& out) const {
           sum[3 * count + j] += std::fabs(dy_row[j] * xhat);
         }
       });
-  const auto part = [&](int term) {
+  const auto sum_of_term = [&](int term) {
     return std::vector<double>(sums.begin() + term * cols_, sums.begin() + (term + 1) * cols_);
   };
-  out.dy = part(0);
-  out.dy_abs = part(1);
-  out.dyx = part(2);
-  out.dyx_abs = part(3);
+  out.dy = sum_of_term(0);
+  out.dy_abs = sum_of_term(1);
+  out.dyx = sum_of_term(2);
+  out.dyx_abs = sum_of_term(3);
 }
 
 Expected Reference::expect_columns(size_t tensor, Summation summation) const {
   const std::string_view name = tensors_[tensor]->spec.name;
-  const Columns& sums = columns();
-  const double roundings = sum_roundings(rows_, summation);
+  const Part& part = part_with(name);
+  const Columns& sums = columns(part);
+  const double roundings = sum_roundings(part.rows, summation);
   Expected expected{std::vector<double>(cols_), std::vector<double>(cols_)};
   const double momentum = options_.momentum;
   const double unbiased = static_cast<double>(rows_) / static_cast<double>(rows_ - 1);
@@ -293,7 +346,7 @@ Expected Reference::expect_columns(size_t tensor, Summation summation) const {
     if (name == "dbeta") {
       want = sums.dy[j];
       slack = (roundings + 4) * u * sums.dy_abs[j];
-    } else if (name == "dgamma") {
+    } else if (name.ends_with("gamma")) {
       want = sums.dyx[j];
       slack = (roundings + 4) * u * sums.dyx_abs[j];
     } else {
@@ -319,16 +372,17 @@ Expected Reference::expect_columns(size_t tensor, Summation summation) const {
 }
 
 void Reference::load_normalized_row(int64_t row, Row& out) const {
-  load_row(at_.x, row, out.x);
-  if (at_.residual >= 0) {
-    load_row(at_.residual, row, out.dh);
+  const Indices& at = part_of(row).at;
+  load_row(at.x, row, out.x);
+  if (at.residual >= 0) {
+    load_row(at.residual, row, out.dh);
     for (int64_t j = 0; j < cols_; ++j) out.x[j] = static_cast<float>(out.x[j]) + static_cast<float>(out.dh[j]);
     round_to(options_.dtype, cols_, out.x.data());
   }
   if (is_row_backward(options_.operation)) {
     out.moments = {};
-    out.moments.mean = given_statistic(at_.mean, row, 0);
-    out.moments.rstd = given_statistic(at_.rstd, row, 1);
+    out.moments.mean = given_statistic(at.mean, row, 0);
+    out.moments.rstd = given_statistic(at.rstd, row, 1);
     out.moments.variance = 1 / (out.moments.rstd * out.moments.rstd) - options_.eps;
   } else if (!is_batchnorm(options_.operation)) {
     out.moments = moments_of_row(out.x, subtracts_mean(options_.operation), options_.eps);
@@ -339,7 +393,9 @@ void Reference::expect_row(int64_t row, Summation summation, Row& out) const {
   out.outputs.resize(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const HostTensor& tensor = *tensors_[i];
-    const bool expected = tensor.present && tensor.spec.role != Role::input && tensor.spec.extent != Extent::per_col;
+    const bool is_there = row >= tensor.first_row && row < tensor.first_row + tensor.rows;
+    const bool expected = tensor.present && (is_there || parts_.size() == 1) && tensor.spec.role != Role::input &&
+                          tensor.spec.extent != Extent::per_col;
     const int64_t count = !expected ? 0 : tensor.spec.extent == Extent::matrix ? cols_ : tensor.cols;
     out.outputs[i].want.resize(count);
     out.outputs[i].slack.resize(count);
@@ -354,24 +410,25 @@ void Reference::expect_row(int64_t row, Summation summation, Row& out) const {
   }
 }
 
-void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
+void Reference::expect_forward(int64_t row, Summation summation, Row& out) const {
+  const Part& part = part_of(row);
   const bool with_mean = subtracts_mean(options_.operation);
   const double roundings = sum_roundings(cols_, summation);
   const Moments& moments = out.moments;
   const StatisticSlack granted = slack_of(moments, roundings, with_mean);
-  if (at_.h >= 0) {
-    out.outputs[at_.h].want = out.x;
-    std::fill(out.outputs[at_.h].slack.begin(), out.outputs[at_.h].slack.end(), 0.0);
+  if (part.at.h >= 0) {
+    out.outputs[part.at.h].want = out.x;
+    std::fill(out.outputs[part.at.h].slack.begin(), out.outputs[part.at.h].slack.end(), 0.0);
   }
-  if (at_.mean >= 0) {
-    out.outputs[at_.mean].want[0] = moments.mean;
-    out.outputs[at_.mean].slack[0] = granted.mean;
+  if (part.at.mean >= 0) {
+    out.outputs[part.at.mean].want[0] = moments.mean;
+    out.outputs[part.at.mean].slack[0] = granted.mean;
   }
-  if (at_.rstd >= 0) {
-    out.outputs[at_.rstd].want[0] = moments.rstd;
-    out.outputs[at_.rstd].slack[0] = granted.rstd * moments.rstd;
+  if (part.at.rstd >= 0) {
+    out.outputs[part.at.rstd].want[0] = moments.rstd;
+    out.outputs[part.at.rstd].slack[0] = granted.rstd * moments.rstd;
   }
-  Expected& y = out.outputs[at_.y];
+  Expected& y = out.outputs[part.at.y];
   const double mean_slack = granted.mean * moments.rstd;
   for (int64_t j = 0; j < cols_; ++j) {
     const double xhat = (out.x[j] - moments.mean) * moments.rstd;
@@ -385,8 +442,8 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
     for (int64_t j = 0; j < cols_; ++j) y.slack[j] += std::fabs(y.want[j]) * ulp_of_one;
   }
   for (int64_t j = 0; j < cols_; ++j) {
-    y.want[j] = y.want[j] * gamma_[j] + beta_[j];
-    y.slack[j] = std::fabs(gamma_[j]) * y.slack[j] + 2 * u * std::fabs(beta_[j]);
+    y.want[j] = y.want[j] * part.gamma[j] + part.beta[j];
+    y.slack[j] = std::fabs(part.gamma[j]) * y.slack[j] + 2 * u * std::fabs(part.beta[j]);
   }
   if (is_quantized(options_.operation)) quantize(out);
 }
@@ -395,12 +452,13 @@ void Reference::expect_forward(int64_t, Summation summation, Row& out) const {
 void Reference::quantize(Row& out) const {
   const double largest = largest_of(options_.format == ByteFormat::e4m3 ? Dtype::e4m3 : Dtype::int8);
   const int64_t length = options_.scaling == Scaling::block ? columns_of_block : cols_;
-  Expected& y = out.outputs[at_.y];
+  const Indices& at = parts_.front().at;  // there is no k
+  Expected& y = out.outputs[at.y];
   for (int64_t first = 0; first < cols_; first += length) {
     const int64_t last = std::min(cols_, first + length);
     double scale = 0, relative_slack = 0;
     if (options_.scaling == Scaling::tensor) {
-      scale = given_statistic(at_.scale, 0, 1);
+      scale = given_statistic(at.scale, 0, 1);
     } else {
       double most = 0, highest = 0, lowest = 0;  // what the largest |y| is, and what it may be
       bool any_nan = false;
@@ -414,8 +472,8 @@ void Reference::quantize(Row& out) const {
       scale = any_nan ? not_a_number : std::max(most / largest, 0x1p-126);
       const double slack = std::max(highest - most, most - lowest) / largest + 2 * u * scale;
       relative_slack = slack / scale;
-      out.outputs[at_.scales].want[first / length] = scale;
-      out.outputs[at_.scales].slack[first / length] = slack;
+      out.outputs[at.scales].want[first / length] = scale;
+      out.outputs[at.scales].slack[first / length] = slack;
     }
     for (int64_t j = first; j < last; ++j) {
       y.want[j] /= scale;
@@ -425,20 +483,21 @@ void Reference::quantize(Row& out) const {
 }
 
 void Reference::expect_backward(int64_t row, Summation summation, Row& out) const {
-  if (at_.dx < 0) return;
-  load_row(at_.dy, row, out.dy);
-  load_row(at_.dh, row, out.dh);
+  const Part& part = part_of(row);
+  if (part.at.dx < 0) return;
+  load_row(part.at.dy, row, out.dy);
+  load_row(part.at.dh, row, out.dh);
   const bool with_mean = subtracts_mean(options_.operation);
   const double n = static_cast<double>(cols_);
   const double roundings = sum_roundings(cols_, summation) + 4;
   const Moments& moments = out.moments;
   const auto xhat = [&](int64_t j) { return (out.x[j] - moments.mean) * moments.rstd; };
-  const auto wdy = [&](int64_t j) { return out.dy[j] * gamma_[j]; };
+  const auto wdy = [&](int64_t j) { return out.dy[j] * part.gamma[j]; };
   const double mean_wdy = with_mean ? sum_of(cols_, wdy) / n : 0;
   const double mean_abs = with_mean ? sum_of(cols_, [&](int64_t j) { return std::fabs(wdy(j)); }) / n : 0;
   const double mean_wdyx = sum_of(cols_, [&](int64_t j) { return wdy(j) * xhat(j); }) / n;
   const double mean_absx = sum_of(cols_, [&](int64_t j) { return std::fabs(wdy(j) * xhat(j)); }) / n;
-  Expected& dx = out.outputs[at_.dx];
+  Expected& dx = out.outputs[part.at.dx];
   for (int64_t j = 0; j < cols_; ++j) {
     const double dh = out.dh.empty() ? 0 : out.dh[j];
     dx.want[j] = moments.rstd * (wdy(j) - xhat(j) * mean_wdyx - mean_wdy) + dh;
@@ -448,17 +507,18 @@ void Reference::expect_backward(int64_t row, Summation summation, Row& out) cons
 }
 
 void Reference::expect_batchnorm(int64_t row, Summation summation, Row& out) const {
-  const Columns& sums = columns();
+  const Part& part = parts_.front();
+  const Columns& sums = columns(part);
   const double n = static_cast<double>(rows_);
   const double roundings = sum_roundings(rows_, summation);
   if (options_.operation == Operation::batchnorm_backward) {
-    if (at_.dx < 0) return;
-    load_row(at_.dy, row, out.dy);
-    Expected& dx = out.outputs[at_.dx];
+    if (part.at.dx < 0) return;
+    load_row(part.at.dy, row, out.dy);
+    Expected& dx = out.outputs[part.at.dx];
     for (int64_t j = 0; j < cols_; ++j) {
       const Moments& moments = sums.moments[j];
       const double xhat = (out.x[j] - moments.mean) * moments.rstd;
-      const double scale = gamma_[j] * moments.rstd;
+      const double scale = part.gamma[j] * moments.rstd;
       dx.want[j] = scale * (out.dy[j] - sums.dy[j] / n - xhat * sums.dyx[j] / n);
       dx.slack[j] =
           std::fabs(scale) * u *
@@ -467,19 +527,19 @@ void Reference::expect_batchnorm(int64_t row, Summation summation, Row& out) con
     return;
   }
   const bool train = options_.operation == Operation::batchnorm_train;
-  Expected& y = out.outputs[at_.y];
+  Expected& y = out.outputs[part.at.y];
   for (int64_t j = 0; j < cols_; ++j) {
     const Moments& moments = sums.moments[j];
     const double xhat = (out.x[j] - moments.mean) * moments.rstd;
-    const double gamma = std::fabs(gamma_[j]);
-    y.want[j] = xhat * gamma_[j] + beta_[j];
+    const double gamma = std::fabs(part.gamma[j]);
+    y.want[j] = xhat * part.gamma[j] + part.beta[j];
     if (train) {
       const StatisticSlack granted = slack_of(moments, roundings, true);
       y.slack[j] = gamma * (granted.mean * moments.rstd + std::fabs(xhat) * (granted.rstd + 2 * u));
     } else {
       y.slack[j] = 4 * u * gamma * (std::fabs(out.x[j]) + std::fabs(moments.mean)) * moments.rstd;
     }
-    y.slack[j] += 2 * u * std::fabs(beta_[j]);
+    y.slack[j] += 2 * u * std::fabs(part.beta[j]);
   }
 }
 
@@ -490,13 +550,15 @@ double Reference::rms_of(size_t tensor) const {
   if (tensors_[tensor]->spec.extent == Extent::per_col) {
     return rms = rms_over(expect_columns(tensor, Summation::any_order).want);
   }
-  const int64_t grain = rows_per_task(rows_, cols_);
+  const HostTensor& of = *tensors_[tensor];
+  const int64_t rows = parts_.size() == 1 ? rows_ : of.rows;
+  const int64_t grain = rows_per_task(rows, cols_);
   const bool is_mean = tensors_[tensor]->spec.name == "mean";
-  std::vector<double> squares((rows_ + grain - 1) / grain), finite(squares.size());
-  parallel_for(rows_, grain, [&](int64_t begin, int64_t end) {
+  std::vector<double> squares((rows + grain - 1) / grain), finite(squares.size());
+  parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
     thread_local Row scratch;
     for (int64_t row = begin; row < end; ++row) {
-      load_normalized_row(row, scratch);
+      load_normalized_row(of.first_row + row, scratch);
       const double value = is_mean ? scratch.moments.mean : scratch.moments.rstd;
       if (!std::isfinite(value)) continue;
       squares[begin / grain] += value * value;
@@ -520,23 +582,25 @@ void fill_saved_statistics(const ProblemOptions& options, std::vector<HostTensor
     return nullptr;
   };
   const int64_t rows = logical_rows(options);
-  const HostTensor& x = *find("x");
-  const MatrixView view(options, x, x.bytes.data());
   const auto store = [](HostTensor* tensor, int64_t index, double value) {
     const float rounded = static_cast<float>(value);
     if (tensor) store_elements(Dtype::fp32, &rounded, 1, 1, tensor->bytes.data() + index * 4);
   };
   if (options.operation == Operation::batchnorm_backward) {
     if (rows == 0) return;
-    const std::vector<Moments> moments = moments_of_channels(view, rows, options.cols, options.eps);
+    const HostTensor& x = *find("x");
+    const std::vector<Moments> moments =
+        moments_of_channels(MatrixView(options, x, x.bytes.data()), rows, options.cols, options.eps);
     for (int64_t j = 0; j < options.cols; ++j) {
       store(find("save_mean"), j, moments[j].mean);
       store(find("save_invstd"), j, moments[j].rstd);
     }
-  } else if (is_row_backward(options.operation)) {
-    HostTensor* mean = find("mean");
-    HostTensor* rstd = find("rstd");
-    parallel_for(rows, rows_per_task(rows, options.cols), [&](int64_t begin, int64_t end) {
+    return;
+  }
+  if (!is_row_backward(options.operation)) return;
+  const auto fill = [&](const HostTensor& x, HostTensor* mean, HostTensor* rstd) {
+    const MatrixView view(options, x, x.bytes.data());
+    parallel_for(x.rows, rows_per_task(x.rows, options.cols), [&](int64_t begin, int64_t end) {
       std::vector<double> values(options.cols);
       for (int64_t row = begin; row < end; ++row) {
         view.load(row, 0, options.cols, values.data());
@@ -545,7 +609,10 @@ void fill_saved_statistics(const ProblemOptions& options, std::vector<HostTensor
         store(rstd, row, moments.rstd);
       }
     });
-  }
+  };
+  if (!is_of_heads(options.operation)) return fill(*find("x"), find("mean"), find("rstd"));
+  fill(*find("q"), nullptr, find("q_rstd"));
+  if (options.k_heads > 0) fill(*find("k"), nullptr, find("k_rstd"));
 }
 
 }  // namespace worklog

@@ -23,6 +23,7 @@
 // BatchNorm's are the same with a channel's values in place of a row's.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -55,6 +56,7 @@ class MatrixView {
   Dtype dtype_;
   int64_t row_stride_, col_stride_;  // elements
   int64_t pixels_, sample_stride_;   // with channels first: row / pixels_ samples and row % pixels_ pixels in
+  int64_t heads_, head_stride_;      // of heads: row / heads_ tokens and row % heads_ heads in
 };
 
 // Values that an output must have, and their slack.
@@ -75,14 +77,14 @@ class Reference {
   // The tensors, in the order of tensors_of(options.operation), must outlive the reference and stay where they are.
   Reference(const ProblemOptions& options, const std::vector<HostTensor>& tensors);
 
-  // The logical matrix: samples * pixels by channels for BatchNorm.
+  // The logical matrix: samples * pixels by channels for BatchNorm; the heads' rows of q, and then those of k.
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
 
   // Room for one row; a thread keeps one.
   struct Row {
-    // By tensor: cols values of a matrix output, the row's scales, one value of a per-row output, else none. y in eight
-    // bits is y / scale here, not yet rounded.
+    // By tensor: cols values of a matrix output, the row's scales, one value of a per-row output; none of what has no
+    // such row. y in eight bits is y / scale here, not yet rounded.
     std::vector<Expected> outputs;
     std::vector<double> x, dy, dh;  // what the norm takes (x, or h), and the gradients, as far as there are any
     Moments moments;                // of a row operation's row: as computed in the forward, as given in the backward
@@ -99,8 +101,8 @@ class Reference {
   // are absent, a channel's moments (BatchNorm) and sums over all rows (backward), and what the norm takes in a row
   // with its moments (row operations).
   int index_of(std::string_view name) const;
-  const std::vector<double>& gamma() const { return gamma_; }
-  const std::vector<double>& beta() const { return beta_; }
+  const std::vector<double>& gamma() const { return parts_.front().gamma; }
+  const std::vector<double>& beta() const { return parts_.front().beta; }
   const Moments& channel_moments(int64_t col) const;
   double sum_dy(int64_t col) const;
   double sum_dy_xhat(int64_t col) const;
@@ -110,13 +112,29 @@ class Reference {
 
  private:
   struct Columns;  // what the [cols] outputs and BatchNorm's rows are made of
+  // Where the tensors that a row needs are, -1 for those that are absent: rows can be many and short.
+  struct Indices {
+    int x, residual, dy, dh, h, y, dx, mean, rstd, scale, scales;
+  };
+  // Rows that are normalized with the same gamma: all that there are, or those of q, or those of k.
+  struct Part {
+    Indices at;
+    int64_t first_row, rows;
+    std::vector<double> gamma, beta;
+    mutable std::shared_ptr<const Columns> columns;  // made when they are first asked for
+  };
 
   const HostTensor* find(std::string_view name) const;
   void load_row(int tensor, int64_t row, std::vector<double>& values) const;
   double given_statistic(int tensor, int64_t row, double absent) const;
-  std::vector<double> load_vector(std::string_view name, double absent) const;
-  const Columns& columns() const;
-  void compute_columns(Columns& out) const;
+  Part part_named(std::string_view letter, int64_t first_row, int64_t rows) const;
+  const Part& part_of(int64_t row) const {
+    return parts_.size() > 1 && row >= parts_[1].first_row ? parts_[1] : parts_[0];
+  }
+  const Part& part_with(std::string_view tensor) const;
+  std::vector<double> load_vector(std::string_view name, double absent, double offset = 0) const;
+  const Columns& columns(const Part& part) const;
+  void compute_columns(const Part& part, Columns& out) const;
   void expect_forward(int64_t row, Summation summation, Row& out) const;
   void quantize(Row& out) const;
   void expect_backward(int64_t row, Summation summation, Row& out) const;
@@ -124,14 +142,9 @@ class Reference {
 
   ProblemOptions options_;
   std::vector<const HostTensor*> tensors_;
-  // Where the tensors that a row needs are, -1 for those that are absent: rows can be many and short.
-  struct Indices {
-    int x, residual, dy, dh, h, y, dx, mean, rstd, scale, scales;
-  } at_;
   int64_t rows_ = 0, cols_ = 0;
-  std::vector<double> gamma_, beta_;
-  mutable std::once_flag columns_once_;
-  mutable std::shared_ptr<const Columns> columns_;
+  std::vector<Part> parts_;
+  mutable std::array<std::once_flag, 2> columns_once_;  // by part
   mutable std::mutex rms_mutex_;
   mutable std::vector<double> rms_;  // by tensor; negative where not yet computed
 };

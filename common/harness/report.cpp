@@ -14,6 +14,9 @@ namespace worklog {
 
 std::string shape_of(const ProblemOptions& options) {
   if (options.pixels > 1) return fmt::format("{} x {} x {}", options.rows, options.cols, options.pixels);
+  if (is_of_heads(options.operation)) {
+    return fmt::format("{} x {}+{} x {}", options.rows, options.q_heads, options.k_heads, options.cols);
+  }
   return fmt::format("{} x {}", options.rows, options.cols);
 }
 

@@ -38,8 +38,8 @@ Workspace::Workspace(const Problem& problem, int64_t misalign)
   arguments_.options = problem.options();
   for (const HostTensor& tensor : problem.tensors()) {
     buffers_.emplace_back(tensor.dtype, tensor.present ? tensor.count() : 0, misalign + tensor.more);
-    arguments_.tensors.push_back(
-        {tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr, tensor.stride});
+    arguments_.tensors.push_back({tensor.spec.name, tensor.dtype, tensor.present ? buffers_.back().data() : nullptr,
+                                  tensor.stride, tensor.head_stride});
   }
   if (room_.count() > 0) {
     arguments_.tensors.push_back({"workspace", Dtype::fp32, room_.data(), 0});
@@ -96,6 +96,9 @@ std::vector<HostTensor> Workspace::download() const {
     result.rows = tensor.rows;
     result.cols = tensor.cols;
     result.stride = tensor.stride;
+    result.heads = tensor.heads;
+    result.head_stride = tensor.head_stride;
+    result.first_row = tensor.first_row;
     result.present = tensor.present;
     if (!tensor.present || tensor.spec.role == Role::input) continue;
     result.bytes.resize(buffers_[place_[i]].bytes());
@@ -122,8 +125,8 @@ std::vector<std::string> Workspace::damage() const {
     if (!tensor.present || tensor.spec.role != Role::input || overwritten) continue;
     const int64_t changed = buffers_[i].first_difference(tensor.bytes.data());
     if (changed >= 0) {
-      sentences.push_back(fmt::format("the input {} was changed, first at row {}, column {}", tensor.spec.name,
-                                      changed / tensor.stride, changed % tensor.stride));
+      sentences.push_back(
+          fmt::format("the input {} was changed, first at {}", tensor.spec.name, place_of(tensor, changed)));
     }
   }
   for (std::string& sentence : room_.guard_damage("workspace")) sentences.push_back(std::move(sentence));

@@ -32,8 +32,9 @@ class Kernels {
 
   const std::deque<nw_kernel>& list() const { return list_; }
   // The types are as check_types wants them.
-  const nw_kernel& final_kernel(nw_operation operation, nw_dtype dtype, nw_dtype param_dtype) const {
-    return *final_[operation][dtype][param_dtype == NW_FP32];
+  const nw_kernel& final_kernel(nw_operation operation, nw_dtype dtype, nw_dtype param_dtype,
+                                bool zero_centered = false) const {
+    return *final_[zero_centered][operation][dtype][param_dtype == NW_FP32];
   }
 
  private:
@@ -41,7 +42,8 @@ class Kernels {
 
   std::vector<Program> programs_;
   std::deque<nw_kernel> list_;
-  const nw_kernel* final_[operations][dtypes][2] = {};  // [][][1]: parameters in fp32
+  // [1][][][]: weights about zero, of norms over rows alone; [][][][1]: parameters in fp32
+  const nw_kernel* final_[2][operations][dtypes][2] = {};
 };
 
 // The function that nw_kernel::launch is, for an operation and its types.

@@ -179,6 +179,57 @@ BatchNormBackward<T, G> fill(const nw_batchnorm_backward_args& a, float* workspa
 }
 
 template <class T, class G>
+QkNormForward<T, G> fill(const nw_qk_norm_args& a, float*) {
+  return {.q = as<T>(a.q),
+          .k = as<T>(a.k),
+          .q_gamma = as<G>(a.q_gamma),
+          .k_gamma = as<G>(a.k_gamma),
+          .q_out = as<T>(a.q_out),
+          .k_out = as<T>(a.k_out),
+          .q_rstd = a.q_rstd,
+          .k_rstd = a.k_rstd,
+          .tokens = a.tokens,
+          .q_heads = a.q_heads,
+          .k_heads = a.k_heads,
+          .head_dim = a.head_dim,
+          .q_stride = {a.q_token_stride, a.q_head_stride},
+          .k_stride = {a.k_token_stride, a.k_head_stride},
+          .q_out_stride = {a.q_out_token_stride, a.q_out_head_stride},
+          .k_out_stride = {a.k_out_token_stride, a.k_out_head_stride},
+          .eps = a.eps,
+          .gamma_offset = a.gamma_offset,
+          .round_before_gamma = a.round_before_gamma != 0};
+}
+
+template <class T, class G>
+QkNormBackward<T, G> fill(const nw_qk_norm_backward_args& a, float* workspace) {
+  return {.dq_out = as<T>(a.dq_out),
+          .dk_out = as<T>(a.dk_out),
+          .q = as<T>(a.q),
+          .k = as<T>(a.k),
+          .q_gamma = as<G>(a.q_gamma),
+          .k_gamma = as<G>(a.k_gamma),
+          .q_rstd = a.q_rstd,
+          .k_rstd = a.k_rstd,
+          .dq = as<T>(a.dq),
+          .dk = as<T>(a.dk),
+          .dq_gamma = as<G>(a.dq_gamma),
+          .dk_gamma = as<G>(a.dk_gamma),
+          .workspace = workspace,
+          .tokens = a.tokens,
+          .q_heads = a.q_heads,
+          .k_heads = a.k_heads,
+          .head_dim = a.head_dim,
+          .dq_out_stride = {a.dq_out_token_stride, a.dq_out_head_stride},
+          .dk_out_stride = {a.dk_out_token_stride, a.dk_out_head_stride},
+          .q_stride = {a.q_token_stride, a.q_head_stride},
+          .k_stride = {a.k_token_stride, a.k_head_stride},
+          .dq_stride = {a.dq_token_stride, a.dq_head_stride},
+          .dk_stride = {a.dk_token_stride, a.dk_head_stride},
+          .gamma_offset = a.gamma_offset};
+}
+
+template <class T, class G>
 QuantizedNorm<T, G> fill(const nw_quantized_norm_args& a, float*) {
   return {.x = as<T>(a.x),
           .residual = as<T>(a.residual),
@@ -205,7 +256,9 @@ QuantizedNorm<T, G> fill(const nw_quantized_norm_args& a, float*) {
 template <class Args, class T, class G>
 void launch_as(const nw_kernel& kernel, const void* args, void* workspace, cudaStream_t stream) {
   const auto filled = fill<T, G>(*static_cast<const Args*>(args), static_cast<float*>(workspace));
-  kernel.implementation->launch_with(&filled, stream);
+  if (kernel.implementation->gamma_offset == 0.0f) return kernel.implementation->launch_with(&filled, stream);
+  const ZeroCentered<std::remove_const_t<decltype(filled)>> about_zero{filled};
+  kernel.implementation->launch_with(&about_zero, stream);
 }
 
 }  // namespace

@@ -17,14 +17,13 @@ namespace {
 
 // --- Checks of what all structs have ---------------------------------------------------------------------------------
 
-// Bytes of the struct in the first header.
+// Whether an earlier header's struct had so many bytes: it ended where a field begins that has been added since.
 template <class Args>
-constexpr size_t first_size() {
-  if constexpr (requires { &Args::batch_invariant; }) {
-    return offsetof(Args, batch_invariant);
-  } else {
-    return sizeof(Args);
+constexpr bool was_size(size_t size) {
+  if constexpr (WithGammaOffset<Args>) {
+    return size == offsetof(Args, batch_invariant) || size == offsetof(Args, gamma_offset);
   }
+  return false;
 }
 
 // The struct as it is in this header. One of an earlier header lacks fields at its end; those of a later one's further
@@ -34,7 +33,7 @@ template <class Args>
 Args whole_struct(const Args* args) {
   if (!args) refuse(NW_ERROR_NULL, "args must not be null");
   Args whole = {};
-  if (args->size == sizeof(Args) || args->size == first_size<Args>()) {
+  if (args->size == sizeof(Args) || was_size<Args>(args->size)) {
     std::memcpy(&whole, args, args->size);
     whole.size = sizeof(Args);
     return whole;
@@ -131,7 +130,10 @@ void write_empty_sums(const Args& a, cudaStream_t stream) {
   const auto zeros = [&](void* data, int64_t count) {
     if (data) write_zeros(data, count * static_cast<int64_t>(size_of(static_cast<Dtype>(a.param_dtype))), stream);
   };
-  if constexpr (requires { a.dgamma; }) {
+  if constexpr (requires { a.dq_gamma; }) {
+    zeros(a.dq_gamma, a.head_dim);
+    if (a.k_heads > 0) zeros(a.dk_gamma, a.head_dim);
+  } else if constexpr (requires { a.dgamma; }) {
     const int64_t count = options_of(Operation{}, a).cols;
     zeros(a.dgamma, count);
     if constexpr (requires { a.dbeta; }) zeros(a.dbeta, count);
@@ -159,7 +161,8 @@ nw_status call_final(const Args* args, void* stream) {
   return guarded([&] {
     const Args own = whole_struct(args);
     check_types(own.dtype, own.param_dtype);
-    call(Kernels::all().final_kernel(operation_of<Args>, own.dtype, own.param_dtype), own,
+    const bool zero_centered = gamma_offset_of(own) != 0.0f;
+    call(Kernels::all().final_kernel(operation_of<Args>, own.dtype, own.param_dtype, zero_centered), own,
          static_cast<cudaStream_t>(stream));
   });
 }
@@ -199,6 +202,13 @@ nw_status nw_batchnorm_backward(const nw_batchnorm_backward_args* args, void* st
   return call_final(args, stream);
 }
 nw_status nw_quantized_norm(const nw_quantized_norm_args* args, void* stream) {
+  return call_final(args, stream);
+}
+
+nw_status nw_qk_norm(const nw_qk_norm_args* args, void* stream) {
+  return call_final(args, stream);
+}
+nw_status nw_qk_norm_backward(const nw_qk_norm_backward_args* args, void* stream) {
   return call_final(args, stream);
 }
 
@@ -268,18 +278,20 @@ nw_status nw_describe_kernel(const nw_kernel* kernel, nw_kernel_info* info) {
   return guarded([&] {
     if (!kernel) refuse(NW_ERROR_NULL, "kernel must not be null");
     if (!info) refuse(NW_ERROR_NULL, "info must not be null");
-    if (info->size < sizeof(nw_kernel_info)) {
-      refuse(NW_ERROR_STRUCT_SIZE, "size must be that of the struct, {}; it is {}", sizeof(nw_kernel_info), info->size);
-    }
     const size_t size = info->size;
-    *info = {.size = size,
-             .stage = kernel->program->stage().c_str(),
-             .variant = kernel->variant->name().c_str(),
-             .note = kernel->variant->note().c_str(),
-             .operation = kernel->operation,
-             .dtype = static_cast<nw_dtype>(kernel->implementation->dtype),
-             .param_dtype = static_cast<nw_dtype>(kernel->implementation->param_dtype),
-             .is_final = kernel->is_final};
+    if (size < offsetof(nw_kernel_info, gamma_offset)) {  // that of the first header
+      refuse(NW_ERROR_STRUCT_SIZE, "size must be that of the struct, {}; it is {}", sizeof(nw_kernel_info), size);
+    }
+    const nw_kernel_info whole = {.size = size,
+                                  .stage = kernel->program->stage().c_str(),
+                                  .variant = kernel->variant->name().c_str(),
+                                  .note = kernel->variant->note().c_str(),
+                                  .operation = kernel->operation,
+                                  .dtype = static_cast<nw_dtype>(kernel->implementation->dtype),
+                                  .param_dtype = static_cast<nw_dtype>(kernel->implementation->param_dtype),
+                                  .is_final = kernel->is_final,
+                                  .gamma_offset = kernel->implementation->gamma_offset};
+    std::memcpy(info, &whole, std::min(size, sizeof whole));
   });
 }
 
@@ -294,6 +306,12 @@ nw_status nw_launch(const nw_kernel* kernel, const void* args, void* stream) {
       if (own.dtype != dtype) refuse(NW_ERROR_TYPE, "dtype must be the kernel's, {}; it is {}", dtype, own.dtype);
       if (own.param_dtype != param_dtype) {
         refuse(NW_ERROR_TYPE, "param_dtype must be the kernel's, {}; it is {}", param_dtype, own.param_dtype);
+      }
+      if constexpr (WithGammaOffset<std::remove_cvref_t<decltype(own)>>) {
+        const float offset = kernel->implementation->gamma_offset;
+        if (own.gamma && own.gamma_offset != offset) {
+          refuse(NW_ERROR_VALUE, "gamma_offset must be the kernel's, {}; it is {}", offset, own.gamma_offset);
+        }
       }
       call(*kernel, own, static_cast<cudaStream_t>(stream));
     });

@@ -1,6 +1,6 @@
 // The kernels of this repository behind a C interface: libnormworklog.
 //
-// The ten operations below run their final kernels. Each takes a struct of arguments and a stream, launches, and
+// The operations below run their final kernels. Each takes a struct of arguments and a stream, launches, and
 // returns without waiting: the result is there when the stream has come to it. Every stage's variants can be had by
 // name as well (nw_find_kernel, nw_launch).
 //
@@ -38,6 +38,10 @@
 // sums over the batch, and another batch has another sum: what holds for them, with the flag or without, is that one
 // call gives the same bits each time on GPUs of one model. nw_batchnorm_inference has no flag and needs none. The flag
 // may cost time: 05_welford/notes/batch_invariance.md has how much.
+//
+// Weights about zero. With gamma_offset 1 the norms over rows multiply by 1 + gamma instead of gamma, a sum in fp32, as
+// Gemma's code has it; beta is as it is. The backward passes take the same offset; dgamma is the gradient of gamma and
+// of 1 + gamma alike. 0 and 1 are what there is. Where gamma is null there are ones, whatever the offset.
 //
 // Streams. `stream` is a cudaStream_t, null for the default stream. All calls may be captured into a CUDA graph,
 // provided that a workspace is given to those that need one.
@@ -123,7 +127,9 @@ enum {
   NW_BATCHNORM_TRAIN = 6,        // nw_batchnorm_train_args
   NW_BATCHNORM_INFERENCE = 7,    // nw_batchnorm_inference_args
   NW_BATCHNORM_BACKWARD = 8,     // nw_batchnorm_backward_args
-  NW_QUANTIZED_NORM = 9          // nw_quantized_norm_args
+  NW_QK_NORM = 9,                // nw_qk_norm_args
+  NW_QK_NORM_BACKWARD = 10,      // nw_qk_norm_backward_args
+  NW_QUANTIZED_NORM = 11         // nw_quantized_norm_args
 };
 
 // --- Norms over rows -----------------------------------------------------------------------------------------------
@@ -144,6 +150,7 @@ typedef struct nw_layernorm_forward_args {
   int64_t x_stride, y_stride;
   float eps;                // finite, 0 or more
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_layernorm_forward_args;
 NW_API nw_status nw_layernorm_forward(const nw_layernorm_forward_args* args, void* stream);
 
@@ -161,6 +168,7 @@ typedef struct nw_rmsnorm_forward_args {
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(x * rstd) * gamma, as LLaMA's code has it; else 0
   int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;          // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_rmsnorm_forward_args;
 NW_API nw_status nw_rmsnorm_forward(const nw_rmsnorm_forward_args* args, void* stream);
 
@@ -181,6 +189,7 @@ typedef struct nw_add_layernorm_forward_args {
   int64_t x_stride, residual_stride, h_stride, y_stride;
   float eps;                // finite, 0 or more
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_add_layernorm_forward_args;
 NW_API nw_status nw_add_layernorm_forward(const nw_add_layernorm_forward_args* args, void* stream);
 
@@ -200,6 +209,7 @@ typedef struct nw_add_rmsnorm_forward_args {
   float eps;                   // finite, 0 or more
   int32_t round_before_gamma;  // 1: y = round(h * rstd) * gamma, as LLaMA's code has it; else 0
   int64_t batch_invariant;     // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;          // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_add_rmsnorm_forward_args;
 NW_API nw_status nw_add_rmsnorm_forward(const nw_add_rmsnorm_forward_args* args, void* stream);
 
@@ -227,6 +237,7 @@ typedef struct nw_layernorm_backward_args {
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_layernorm_backward_args;
 NW_API nw_status nw_layernorm_backward(const nw_layernorm_backward_args* args, void* stream);
 
@@ -248,8 +259,69 @@ typedef struct nw_rmsnorm_backward_args {
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dh_stride, dx_stride;
   int64_t batch_invariant;  // 1: see "The same row, whatever the batch"; else 0
+  float gamma_offset;       // 1: 1 + gamma takes gamma's place, see "Weights about zero"; else 0
 } nw_rmsnorm_backward_args;
 NW_API nw_status nw_rmsnorm_backward(const nw_rmsnorm_backward_args* args, void* stream);
+
+// --- Heads of q and k ----------------------------------------------------------------------------------------------
+//
+// A tensor of heads has element j of head h of token t at pointer + t * token_stride + h * head_stride + j: a view of
+// the projection that q, k and v come out of, of which v is not touched. tokens is from 0 to 2^31, q_heads from 1 to
+// 65536, k_heads from 0 to 65536, head_dim from 1 to 2^20. Heads that are neighbours come first in either order: a
+// head_stride is at least head_dim and a token_stride at least what a token's heads take, or the other way round. With
+// one token, or one head, that stride is not looked at. Where k_heads is 0 there is no k, and nothing of it is looked
+// at. Which kernel takes a row depends on head_dim, the types, strides and alignment: its result depends on the row
+// alone.
+
+// RMSNorm of each head's row: y = x * rstd * (gamma + gamma_offset), rstd = 1 / sqrt(sum(x^2) / head_dim + eps).
+typedef struct nw_qk_norm_args {
+  size_t size;           // sizeof(nw_qk_norm_args)
+  nw_dtype dtype;        // of q, k, q_out and k_out
+  nw_dtype param_dtype;  // of q_gamma and k_gamma
+  const void* q;         // [tokens, q_heads, head_dim]
+  const void* k;         // [tokens, k_heads, head_dim]
+  const void* q_gamma;   // [head_dim], optional: ones, whatever gamma_offset is
+  const void* k_gamma;   // [head_dim], optional: ones, whatever gamma_offset is
+  void* q_out;           // as q; may take its place
+  void* k_out;           // as k; may take its place
+  float* q_rstd;         // [tokens, q_heads], optional: not written
+  float* k_rstd;         // [tokens, k_heads], optional: not written
+  int64_t tokens, q_heads, k_heads, head_dim;
+  int64_t q_token_stride, q_head_stride, k_token_stride, k_head_stride;
+  int64_t q_out_token_stride, q_out_head_stride, k_out_token_stride, k_out_head_stride;
+  float eps;                   // finite, 0 or more
+  float gamma_offset;          // 0, or 1 where gamma is stored about zero, as Gemma's code has it
+  int64_t round_before_gamma;  // 1: y = round(x * rstd) * gamma, as LLaMA's and Qwen's code has it; else 0
+} nw_qk_norm_args;
+NW_API nw_status nw_qk_norm(const nw_qk_norm_args* args, void* stream);
+
+// For q, and for k likewise, with xhat = q * rstd and wdy = dq_out * (gamma + gamma_offset), for each head's row:
+// dq = rstd * (wdy - xhat * sum(wdy * xhat) / head_dim), and over all tokens and heads dq_gamma = sum(dq_out * xhat).
+typedef struct nw_qk_norm_backward_args {
+  size_t size;             // sizeof(nw_qk_norm_backward_args)
+  nw_dtype dtype;          // of dq_out, dk_out, q, k, dq and dk
+  nw_dtype param_dtype;    // of q_gamma, k_gamma, dq_gamma and dk_gamma
+  const void* dq_out;      // [tokens, q_heads, head_dim]
+  const void* dk_out;      // [tokens, k_heads, head_dim]
+  const void* q;           // as dq_out
+  const void* k;           // as dk_out
+  const void* q_gamma;     // [head_dim], optional: ones
+  const void* k_gamma;     // [head_dim], optional: ones
+  const float* q_rstd;     // [tokens, q_heads], as the forward pass wrote it
+  const float* k_rstd;     // [tokens, k_heads], as the forward pass wrote it
+  void* dq;                // as q, optional: not written
+  void* dk;                // as k, optional: not written
+  void* dq_gamma;          // [head_dim], optional: not written
+  void* dk_gamma;          // [head_dim], optional: not written
+  void* workspace;         // 16-byte aligned, optional: see nw_workspace_size
+  size_t workspace_bytes;  // what is there, where there is a workspace
+  int64_t tokens, q_heads, k_heads, head_dim;
+  int64_t dq_out_token_stride, dq_out_head_stride, dk_out_token_stride, dk_out_head_stride;
+  int64_t q_token_stride, q_head_stride, k_token_stride, k_head_stride;
+  int64_t dq_token_stride, dq_head_stride, dk_token_stride, dk_head_stride;
+  float gamma_offset;  // as the forward pass had it
+} nw_qk_norm_backward_args;
+NW_API nw_status nw_qk_norm_backward(const nw_qk_norm_backward_args* args, void* stream);
 
 // --- Eight bits out ------------------------------------------------------------------------------------------------
 
@@ -398,13 +470,15 @@ typedef struct nw_kernel_info {
   nw_operation operation;
   nw_dtype dtype;
   nw_dtype param_dtype;
-  int32_t is_final;  // 1: what the operation's own function runs
+  int32_t is_final;    // 1: what the operation's own function runs, where its args have this gamma_offset
+  float gamma_offset;  // the one that the kernel is for: 1 or, of BatchNorm too, 0
 } nw_kernel_info;
 
 // How many kernels there are, and kernel `index` of them, in the order of the stages.
 NW_API size_t nw_kernel_count(void);
 NW_API nw_status nw_kernel_at(size_t index, const nw_kernel** kernel);
-// The kernel of this name. Where `stage` is null, the final kernel of the operation; `variant` is not looked at then.
+// The kernel of this name. Where `stage` is null, the final kernel of the operation, for a gamma_offset of 0; `variant`
+// is not looked at then. The variants `zero_centered` of stages 06 and 07 are those for 1.
 NW_API nw_status nw_find_kernel(const char* stage, const char* variant, nw_operation operation, nw_dtype dtype,
                                 nw_dtype param_dtype, const nw_kernel** kernel);
 NW_API nw_status nw_describe_kernel(const nw_kernel* kernel, nw_kernel_info* info);

@@ -1,7 +1,10 @@
 #include "common/library/operations.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <limits>
+#include <utility>
 
 #include "common/library/errors.h"
 
@@ -41,6 +44,11 @@ void check_rows(const Args& a) {
   check_size("rows", a.rows, 0, max_rows);
   check_size("cols", a.cols, 1, max_cols);
   if constexpr (requires { a.batch_invariant; }) check_flag("batch_invariant", a.batch_invariant);
+  if constexpr (requires { a.gamma_offset; }) {
+    if (a.gamma_offset != 0.0f && a.gamma_offset != 1.0f) {
+      refuse(NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is {}", a.gamma_offset);
+    }
+  }
 }
 
 template <class Args>
@@ -109,6 +117,56 @@ Tensor statistic(const char* name, const float* data, const Args& a) {
   }
 }
 
+// The rows are along the axis whose elements lie farther apart, and each has a run of head_dim elements to every
+// element of the other axis.
+template <class Args>
+Tensor heads(const char* name, const void* data, int64_t heads, int64_t token_stride, int64_t head_stride,
+             const Args& a) {
+  struct Axis {
+    int64_t count, stride;
+    const char* name;
+  } outer = {a.tokens, token_stride, "token"}, inner = {heads, head_stride, "head"};
+  if (inner.count > 1 && (outer.count == 1 || inner.stride > outer.stride)) std::swap(inner, outer);
+  const int64_t most = std::numeric_limits<int64_t>::max() / 2 / bytes_of(a.dtype);  // elements
+  const auto check = [&](const Axis& axis, int64_t least, const char* of_what) {
+    if (heads == 0 || axis.count < 2) return;
+    if (axis.stride < least) {
+      refuse(NW_ERROR_STRIDE, "{}_{}_stride must be at least {}, the elements of {}; it is {}", name, axis.name, least,
+             of_what, axis.stride);
+    }
+    if (axis.stride > (most - least) / (axis.count - 1)) {
+      refuse(NW_ERROR_STRIDE, "{}_{}_stride is {}: {} of them are more than memory can hold", name, axis.name,
+             axis.stride, axis.count);
+    }
+  };
+  check(inner, a.head_dim, "a head");
+  const int64_t run_stride = inner.count > 1 ? inner.stride : a.head_dim;
+  const int64_t cols = (std::max<int64_t>(inner.count, 1) - 1) * run_stride + a.head_dim;
+  check(outer, cols, "the row that it steps over");
+  return {.name = name,
+          .data = heads > 0 ? data : nullptr,
+          .rows = outer.count,
+          .cols = cols,
+          .stride = outer.stride,
+          .element_bytes = bytes_of(a.dtype),
+          .optional = heads == 0,
+          .written = false,
+          .run = a.head_dim,
+          .run_stride = run_stride};
+}
+
+template <class Args>
+Tensor head_statistic(const char* name, const float* data, int64_t heads, const Args& a) {
+  Tensor tensor = vector_of(name, heads > 0 ? data : nullptr, a.tokens * heads, sizeof(float));
+  tensor.optional = heads == 0;
+  return tensor;
+}
+
+template <class Args>
+Tensor head_parameter(const char* name, const void* data, int64_t heads, const Args& a) {
+  return vector_of(name, heads > 0 ? data : nullptr, a.head_dim, bytes_of(a.param_dtype));
+}
+
 Tensor optional(Tensor tensor) {
   tensor.optional = true;
   return tensor;
@@ -124,6 +182,17 @@ Tensor output(Tensor tensor, std::initializer_list<unsigned> places = {}) {
 template <class Args>
 Tensor workspace(const Args& a) {
   return optional(output(vector_of("workspace", a.workspace, workspace_of(a), 1)));
+}
+
+template <class Args>
+void check_heads(const Args& a) {
+  check_size("tokens", a.tokens, 0, max_rows);
+  check_size("q_heads", a.q_heads, 1, max_heads);
+  check_size("k_heads", a.k_heads, 0, max_heads);
+  check_size("head_dim", a.head_dim, 1, max_cols);
+  if (a.gamma_offset != 0 && a.gamma_offset != 1) {
+    refuse(NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is {}", a.gamma_offset);
+  }
 }
 
 }  // namespace
@@ -168,6 +237,15 @@ void check_values(const nw_batchnorm_inference_args& a) {
 }
 void check_values(const nw_batchnorm_backward_args& a) {
   check_batch(a);
+}
+
+void check_values(const nw_qk_norm_args& a) {
+  check_heads(a);
+  check_eps(a.eps);
+  check_flag("round_before_gamma", a.round_before_gamma);
+}
+void check_values(const nw_qk_norm_backward_args& a) {
+  check_heads(a);
 }
 
 // What is there only with a residual, or only with one kind of scale.
@@ -285,6 +363,33 @@ std::array<Tensor, 9> tensors_of(const nw_batchnorm_backward_args& a) {
           optional(output(images("dx", a.dx, a))),
           optional(output(parameter("dgamma", a.dgamma, a))),
           optional(output(parameter("dbeta", a.dbeta, a))),
+          workspace(a)};
+}
+
+std::array<Tensor, 8> tensors_of(const nw_qk_norm_args& a) {
+  return {heads("q", a.q, a.q_heads, a.q_token_stride, a.q_head_stride, a),
+          heads("k", a.k, a.k_heads, a.k_token_stride, a.k_head_stride, a),
+          optional(head_parameter("q_gamma", a.q_gamma, a.q_heads, a)),
+          optional(head_parameter("k_gamma", a.k_gamma, a.k_heads, a)),
+          output(heads("q_out", a.q_out, a.q_heads, a.q_out_token_stride, a.q_out_head_stride, a), {0}),
+          output(heads("k_out", a.k_out, a.k_heads, a.k_out_token_stride, a.k_out_head_stride, a), {1}),
+          optional(output(head_statistic("q_rstd", a.q_rstd, a.q_heads, a))),
+          optional(output(head_statistic("k_rstd", a.k_rstd, a.k_heads, a)))};
+}
+
+std::array<Tensor, 13> tensors_of(const nw_qk_norm_backward_args& a) {
+  return {heads("dq_out", a.dq_out, a.q_heads, a.dq_out_token_stride, a.dq_out_head_stride, a),
+          heads("dk_out", a.dk_out, a.k_heads, a.dk_out_token_stride, a.dk_out_head_stride, a),
+          heads("q", a.q, a.q_heads, a.q_token_stride, a.q_head_stride, a),
+          heads("k", a.k, a.k_heads, a.k_token_stride, a.k_head_stride, a),
+          optional(head_parameter("q_gamma", a.q_gamma, a.q_heads, a)),
+          optional(head_parameter("k_gamma", a.k_gamma, a.k_heads, a)),
+          head_statistic("q_rstd", a.q_rstd, a.q_heads, a),
+          head_statistic("k_rstd", a.k_rstd, a.k_heads, a),
+          optional(output(heads("dq", a.dq, a.q_heads, a.dq_token_stride, a.dq_head_stride, a))),
+          optional(output(heads("dk", a.dk, a.k_heads, a.dk_token_stride, a.dk_head_stride, a))),
+          optional(output(head_parameter("dq_gamma", a.dq_gamma, a.q_heads, a))),
+          optional(output(head_parameter("dk_gamma", a.dk_gamma, a.k_heads, a))),
           workspace(a)};
 }
 

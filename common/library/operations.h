@@ -1,4 +1,4 @@
-// The ten operations of norm_worklog.h: for each struct, what its tensors are, what its values may be, and the struct
+// The operations of norm_worklog.h: for each struct, what its tensors are, what its values may be, and the struct
 // of arguments.h that the kernels take. One overload for each struct; operations.cpp has those that are no templates.
 #pragma once
 
@@ -33,6 +33,10 @@ inline constexpr nw_operation operation_of<nw_batchnorm_inference_args> = NW_BAT
 template <>
 inline constexpr nw_operation operation_of<nw_batchnorm_backward_args> = NW_BATCHNORM_BACKWARD;
 template <>
+inline constexpr nw_operation operation_of<nw_qk_norm_args> = NW_QK_NORM;
+template <>
+inline constexpr nw_operation operation_of<nw_qk_norm_backward_args> = NW_QK_NORM_BACKWARD;
+template <>
 inline constexpr nw_operation operation_of<nw_quantized_norm_args> = NW_QUANTIZED_NORM;
 
 // Calls function(args) with `args` as a pointer to the operation's struct. The operation is one of nw_operation.
@@ -57,15 +61,37 @@ void with_struct_of(nw_operation operation, const void* args, Function&& functio
       return function(static_cast<const nw_batchnorm_inference_args*>(args));
     case NW_QUANTIZED_NORM:
       return function(static_cast<const nw_quantized_norm_args*>(args));
-    default:
+    case NW_BATCHNORM_BACKWARD:
       return function(static_cast<const nw_batchnorm_backward_args*>(args));
+    case NW_QK_NORM:
+      return function(static_cast<const nw_qk_norm_args*>(args));
+    default:
+      return function(static_cast<const nw_qk_norm_backward_args*>(args));
   }
 }
 
-// BatchNorm's structs have channels, the others rows.
+// The structs of norms whose weights may lie about zero.
+template <class Args>
+concept WithGammaOffset = requires(const Args& a) {
+  a.gamma;
+  a.gamma_offset;
+};
+
+// What the call adds to gamma: nothing where there is none.
+template <class Args>
+float gamma_offset_of(const Args& a) {
+  if constexpr (WithGammaOffset<Args>) return a.gamma ? a.gamma_offset : 0.0f;
+  return 0.0f;
+}
+
+// BatchNorm's structs have channels, those of heads tokens, the others rows.
 template <class Args>
 concept OverChannels = requires(const Args& a) {
   a.channels;
+};
+template <class Args>
+concept OverHeads = requires(const Args& a) {
+  a.head_dim;
 };
 // The structs of operations that work in memory of the caller's.
 template <class Args>
@@ -83,6 +109,8 @@ void check_values(const nw_rmsnorm_backward_args& a);
 void check_values(const nw_batchnorm_train_args& a);
 void check_values(const nw_batchnorm_inference_args& a);
 void check_values(const nw_batchnorm_backward_args& a);
+void check_values(const nw_qk_norm_args& a);
+void check_values(const nw_qk_norm_backward_args& a);
 void check_values(const nw_quantized_norm_args& a);
 
 // The tensors of a call with values that are in range, in the order of the struct. What may lie in another's place is
@@ -96,6 +124,8 @@ std::array<Tensor, 8> tensors_of(const nw_rmsnorm_backward_args& a);
 std::array<Tensor, 9> tensors_of(const nw_batchnorm_train_args& a);
 std::array<Tensor, 6> tensors_of(const nw_batchnorm_inference_args& a);
 std::array<Tensor, 9> tensors_of(const nw_batchnorm_backward_args& a);
+std::array<Tensor, 8> tensors_of(const nw_qk_norm_args& a);
+std::array<Tensor, 13> tensors_of(const nw_qk_norm_backward_args& a);
 std::array<Tensor, 8> tensors_of(const nw_quantized_norm_args& a);
 
 // Bytes.
@@ -106,6 +136,8 @@ int64_t workspace_of(const Args& a) {
     return 0;
   } else if constexpr (OverChannels<Args>) {
     return batchnorm_workspace * bytes_of_float;
+  } else if constexpr (OverHeads<Args>) {
+    return backward_workspace(a.head_dim) * bytes_of_float;
   } else {
     return backward_workspace(a.cols) * bytes_of_float;
   }
@@ -116,6 +148,8 @@ template <class Args>
 bool is_empty(const Args& a) {
   if constexpr (OverChannels<Args>) {
     return a.samples == 0;
+  } else if constexpr (OverHeads<Args>) {
+    return a.tokens == 0;
   } else {
     return a.rows == 0;
   }
@@ -131,9 +165,15 @@ ProblemOptions options_of(Operation operation, const Args& a) {
     options.cols = a.channels;
     options.pixels = a.pixels;
     options.layout = static_cast<ChannelLayout>(a.layout);
+  } else if constexpr (OverHeads<Args>) {
+    options.rows = a.tokens;
+    options.cols = a.head_dim;
+    options.q_heads = a.q_heads;
+    options.k_heads = a.k_heads;
   } else {
     options.rows = a.rows;
     options.cols = a.cols;
+    options.gamma_offset = gamma_offset_of(a);
   }
   return options;
 }

@@ -33,13 +33,28 @@ void check_one(const Tensor& t) {
 }
 
 bool is_in_the_place_of(const Tensor& output, const Tensor& other) {
-  return output.data == other.data && (output.rows == 1 || output.stride == other.stride);
+  return output.data == other.data && (output.rows == 1 || output.stride == other.stride) &&
+         output.run_stride == other.run_stride;
+}
+
+// Whether the runs of one lie in the gaps between the other's in all rows, as where q, k and v of a head are
+// neighbours.
+bool in_gaps(const Tensor& a, const Tensor& b) {
+  if (a.run_stride == 0 || a.run_stride != b.run_stride || a.element_bytes != b.element_bytes) return false;
+  if ((a.rows > 1 && a.stride % a.run_stride != 0) || (b.rows > 1 && b.stride % b.run_stride != 0)) return false;
+  const auto distance = static_cast<uintptr_t>(a.run_stride * a.element_bytes);
+  const uintptr_t shift = first_byte(a) <= first_byte(b)
+                              ? (first_byte(b) - first_byte(a)) % distance
+                              : (distance - (first_byte(a) - first_byte(b)) % distance) % distance;
+  return shift >= static_cast<uintptr_t>(a.run * a.element_bytes) &&
+         shift + static_cast<uintptr_t>(b.run * b.element_bytes) <= distance;
 }
 
 }  // namespace
 
 bool overlap(const Tensor& a, const Tensor& b) {
   if (end_byte(a) <= first_byte(b) || end_byte(b) <= first_byte(a)) return false;
+  if (in_gaps(a, b)) return false;
   if (a.rows == 1 || b.rows == 1 || a.stride_bytes() != b.stride_bytes()) return true;
   // Rows at equal distances: b's begin `shift` bytes after one of a's, and the next of a's comes `distance` after that.
   const auto distance = static_cast<uintptr_t>(a.stride_bytes());

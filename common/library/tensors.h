@@ -14,7 +14,9 @@ struct Tensor {
   int64_t element_bytes;
   bool optional;
   bool written;
-  unsigned replaces = 0;  // bit i: it may lie where tensor i of the call lies
+  int64_t run = 0;         // a row of heads: runs of so many elements, which start so many apart, with gaps between
+  int64_t run_stride = 0;  // 0: all of a row are its elements
+  unsigned replaces = 0;   // bit i: it may lie where tensor i of the call lies
 
   int64_t row_bytes() const { return cols * element_bytes; }
   int64_t stride_bytes() const { return stride * element_bytes; }

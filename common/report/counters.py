@@ -73,7 +73,9 @@ OF_KERNEL = (
     "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "blocks_per_multiprocessor",
     "occupancy",
 )
-# Tensors of 512 MiB: the kernel that the ladder ends with at all row lengths, what is built on it at two.
+# Tensors of 512 MiB: every step of the ladder at one row length, the kernel that it ends with at all, what is built on
+# that at two.
+LADDER = "131072x1024"
 WIDE_STAGE, WIDE_VARIANT, WIDE_COLS = "05_welford", "layer_norm", (256, 1024, 4096, 8192, 16384, 65536, 131072)
 LATER_COLS = (1024, 8192)
 FINAL_COLS = (4095, 65536)  # of the variant that a stage ends with: odd rows, and very long ones
@@ -93,6 +95,8 @@ def runs_of(programs: list[Program]) -> list[Run]:
     runs = []
     for program in programs:
         runs += [Run(program, ("--shapes", shape)) for shape in SMALL]
+        if program.stage <= WIDE_STAGE:
+            runs.append(Run(program, ("--shapes", LADDER, "--dtype", "fp32")))
         if program.stage == WIDE_STAGE and WIDE_VARIANT in program.variants:
             for dtype in ("fp32", "bf16"):
                 for cols in WIDE_COLS:
@@ -231,16 +235,6 @@ def main(arguments: list[str] | None = None) -> int:
         for metric in METRICS.values():
             if metric not in asked:
                 print(f"this GPU has no {metric}; it is left out")
-        stages, kernels, launches = {}, [], []
-        runs = runs_of(programs)
-        for index, run in enumerate(runs, start=1):
-            print(f"[{index}/{len(runs)}] {run.title}", flush=True)
-            of_run, entries = profile(run, ncu, asked)
-            built_from = {key: of_run["context"][key] for key in ("source_hash", "commit", "dirty")}
-            stages[run.program.stage] = {"stage": run.program.stage} | built_from
-            kernels += entries
-            for entry in of_run.get("launches", []):
-                launches.append(entry | {"case": f"{run.program.stage}/{entry['case']}"})
         asked_version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False)
         version = asked_version.stdout.strip().splitlines()
         shared = (
@@ -248,16 +242,28 @@ def main(arguments: list[str] | None = None) -> int:
             "compiler", "flags", "date",
         )
         of_gpu = {key: context[key] for key in shared if key in context}
-        document = {
-            "context": of_gpu | {"profiler": version[-1] if version else "ncu"},
-            "metrics": {name: metric for name, metric in METRICS.items() if metric in asked},
-            "stages": list(stages.values()),
-            "kernels": kernels,
-            "launches": launches,
-        }
         path = options.output / f"{context['gpu_short']}.json"
-        write_json(path, merged(path, document) if options.stage else document)
-        print(f"counters of {len(kernels)} launches written to {path}")
+        of_stages = [(program, runs_of([program])) for program in programs]
+        count, done = sum(len(runs) for _, runs in of_stages), 0
+        for program, runs in of_stages:
+            kernels, launches, built_from = [], [], {}
+            for run in runs:
+                done += 1
+                print(f"[{done}/{count}] {run.title}", flush=True)
+                of_run, entries = profile(run, ncu, asked)
+                built_from = {key: of_run["context"][key] for key in ("source_hash", "commit", "dirty")}
+                kernels += entries
+                for entry in of_run.get("launches", []):
+                    launches.append(entry | {"case": f"{program.stage}/{entry['case']}"})
+            # Stage by stage: what is captured stays, should the next one be cut off.
+            write_json(path, merged(path, {
+                "context": of_gpu | {"profiler": version[-1] if version else "ncu"},
+                "metrics": {name: metric for name, metric in METRICS.items() if metric in asked},
+                "stages": [{"stage": program.stage} | built_from],
+                "kernels": kernels,
+                "launches": launches,
+            }))
+            print(f"counters of {len(kernels)} launches of {program.stage} written to {path}", flush=True)
     except ReportError as error:
         print(f"counters.py: {error}", file=sys.stderr)
         return 2

@@ -192,6 +192,44 @@ Args struct_of() {
   return a;
 }
 
+// The heads of q and k in a projection of 3 x 16 heads.
+template <class Args>
+Args struct_of_heads() {
+  Args a = {};
+  a.size = sizeof a;
+  a.dtype = NW_BF16;
+  a.param_dtype = NW_FP32;
+  a.tokens = rows;
+  a.q_heads = a.k_heads = 16;
+  a.head_dim = 128;
+  a.q = address(1);
+  a.k = address(2);
+  a.q_gamma = address(3);
+  a.k_gamma = address(4);
+  a.q_rstd = address<float>(5);
+  a.k_rstd = address<float>(6);
+  a.q_token_stride = a.k_token_stride = 3 * 16 * 128;
+  a.q_head_stride = a.k_head_stride = 128;
+  if constexpr (requires { a.q_out; }) {
+    a.q_out = address(7);
+    a.k_out = address(8);
+    a.q_out_token_stride = a.k_out_token_stride = 16 * 128;
+    a.q_out_head_stride = a.k_out_head_stride = 128;
+  } else {
+    a.dq_out = address(9);
+    a.dk_out = address(10);
+    a.dq = address(11);
+    a.dk = address(12);
+    a.dq_gamma = address(13);
+    a.dk_gamma = address(14);
+    a.dq_out_token_stride = a.dk_out_token_stride = a.dq_token_stride = a.dk_token_stride = 16 * 128;
+    a.dq_out_head_stride = a.dk_out_head_stride = a.dq_head_stride = a.dk_head_stride = 128;
+    a.workspace = address(17);
+    a.workspace_bytes = size_t{1} << 31;
+  }
+  return a;
+}
+
 // Calls function(name, struct, the C function) for each operation.
 template <class Function>
 void for_each_operation(Function&& function) {
@@ -204,6 +242,8 @@ void for_each_operation(Function&& function) {
   function("batchnorm_train", struct_of<nw_batchnorm_train_args>(), nw_batchnorm_train);
   function("batchnorm_inference", struct_of<nw_batchnorm_inference_args>(), nw_batchnorm_inference);
   function("batchnorm_backward", struct_of<nw_batchnorm_backward_args>(), nw_batchnorm_backward);
+  function("qk_norm", struct_of_heads<nw_qk_norm_args>(), nw_qk_norm);
+  function("qk_norm_backward", struct_of_heads<nw_qk_norm_backward_args>(), nw_qk_norm_backward);
 }
 
 TEST(LibraryCalls, AllocateNothingWhereAWorkspaceIsGiven) {
@@ -256,7 +296,7 @@ TEST(LibraryCalls, GoByTheLoadedCodeAndNotByTheDevice) {
   EXPECT_GE(with.clustered, 4);
   EXPECT_GE(with.overlapped, 4);
   const Seen without = seen_on(2, 80);
-  EXPECT_GE(without.launches, 9);
+  EXPECT_GE(without.launches, 11);
   EXPECT_EQ(without.clustered, 0);
   EXPECT_EQ(without.overlapped, 0);
 }

@@ -2,7 +2,9 @@
 // streams, graphs and workspaces.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <set>
@@ -14,6 +16,7 @@
 #include "common/device/launch.cuh"
 #include "common/harness/device.h"
 #include "common/harness/device_buffer.h"
+#include "common/harness/dtype.h"
 #include "common/harness/problem.h"
 #include "common/harness/workspace.h"
 #include "common/library/norm_worklog.h"
@@ -41,6 +44,10 @@ nw_operation operation_of(Operation operation) {
       return NW_BATCHNORM_INFERENCE;
     case Operation::batchnorm_backward:
       return NW_BATCHNORM_BACKWARD;
+    case Operation::qk_norm:
+      return NW_QK_NORM;
+    case Operation::qk_norm_backward:
+      return NW_QK_NORM_BACKWARD;
     case Operation::layernorm_quantized:
     case Operation::rmsnorm_quantized:
     case Operation::add_layernorm_quantized:
@@ -67,6 +74,45 @@ void* pointer(const DeviceArguments& a, std::string_view name) {
 }
 float* floats(const DeviceArguments& a, std::string_view name) {
   return static_cast<float*>(pointer(a, name));
+}
+
+// What a struct of heads has that the others have not.
+template <class Args>
+void fill_heads(const DeviceArguments& a, Args& s) {
+  s.tokens = a.options.rows;
+  s.q_heads = a.options.q_heads;
+  s.k_heads = a.options.k_heads;
+  s.head_dim = a.options.cols;
+  s.gamma_offset = a.options.gamma_offset;
+  s.q = pointer(a, "q");
+  s.k = pointer(a, "k");
+  s.q_gamma = pointer(a, "q_gamma");
+  s.k_gamma = pointer(a, "k_gamma");
+  s.q_rstd = floats(a, "q_rstd");
+  s.k_rstd = floats(a, "k_rstd");
+  const auto strides = [&](const char* name, int64_t& token, int64_t& head) {
+    token = find(a, name).stride;
+    head = find(a, name).head_stride;
+  };
+  strides("q", s.q_token_stride, s.q_head_stride);
+  strides("k", s.k_token_stride, s.k_head_stride);
+  if constexpr (requires { s.q_out; }) {
+    s.q_out = pointer(a, "q_out");
+    s.k_out = pointer(a, "k_out");
+    strides("q_out", s.q_out_token_stride, s.q_out_head_stride);
+    strides("k_out", s.k_out_token_stride, s.k_out_head_stride);
+  } else {
+    s.dq_out = pointer(a, "dq_out");
+    s.dk_out = pointer(a, "dk_out");
+    s.dq = pointer(a, "dq");
+    s.dk = pointer(a, "dk");
+    s.dq_gamma = pointer(a, "dq_gamma");
+    s.dk_gamma = pointer(a, "dk_gamma");
+    strides("dq_out", s.dq_out_token_stride, s.dq_out_head_stride);
+    strides("dk_out", s.dk_out_token_stride, s.dk_out_head_stride);
+    strides("dq", s.dq_token_stride, s.dq_head_stride);
+    strides("dk", s.dk_token_stride, s.dk_head_stride);
+  }
 }
 
 // Whatever fields a struct has get what the problem has for them.
@@ -113,7 +159,10 @@ Args struct_of(const DeviceArguments& a) {
   if constexpr (requires { s.eps; }) s.eps = a.options.eps;
   if constexpr (requires { s.momentum; }) s.momentum = a.options.momentum;
   if constexpr (requires { s.round_before_gamma; }) s.round_before_gamma = a.options.round_before_gamma ? 1 : 0;
-  if constexpr (requires { s.rows; }) {
+  if constexpr (requires { s.gamma_offset; }) s.gamma_offset = a.options.gamma_offset;
+  if constexpr (requires { s.head_dim; }) {
+    fill_heads(a, s);
+  } else if constexpr (requires { s.rows; }) {
     s.rows = a.options.rows;
     s.cols = a.options.cols;
   } else {
@@ -145,6 +194,10 @@ auto with_struct(const DeviceArguments& a, Function&& function) {
       return function(struct_of<nw_batchnorm_inference_args>(a), nw_batchnorm_inference);
     case NW_BATCHNORM_BACKWARD:
       return function(struct_of<nw_batchnorm_backward_args>(a), nw_batchnorm_backward);
+    case NW_QK_NORM:
+      return function(struct_of<nw_qk_norm_args>(a), nw_qk_norm);
+    case NW_QK_NORM_BACKWARD:
+      return function(struct_of<nw_qk_norm_backward_args>(a), nw_qk_norm_backward);
     case NW_QUANTIZED_NORM:
       return function(struct_of<nw_quantized_norm_args>(a), nw_quantized_norm);
     default:
@@ -203,10 +256,11 @@ constexpr Types all_types[] = {{Dtype::fp32, Dtype::fp32},
                                {Dtype::bf16, Dtype::bf16},
                                {Dtype::bf16, Dtype::fp32}};
 
-std::vector<ProblemOptions> problems_of(Operation operation) {
+std::vector<ProblemOptions> problems_of(Operation operation, float gamma_offset = 0.0f) {
   std::vector<ProblemOptions> problems;
   const auto add = [&](ProblemOptions options) {
     options.operation = operation;
+    options.gamma_offset = gamma_offset;
     for (const auto& [dtype, param_dtype] : all_types) {
       options.dtype = dtype;
       options.param_dtype = param_dtype;
@@ -217,6 +271,10 @@ std::vector<ProblemOptions> problems_of(Operation operation) {
     add({.rows = 33, .cols = 64});
     add({.rows = 7, .cols = 19, .pixels = 49});
     add({.rows = 7, .cols = 16, .pixels = 49, .layout = ChannelLayout::channels_first});
+  } else if (is_of_heads(operation)) {
+    add({.rows = 6, .cols = 128, .q_heads = 4, .k_heads = 2});
+    add({.rows = 3, .cols = 65, .q_heads = 3, .k_heads = 5, .row_padding = 1});
+    add({.rows = 5, .cols = 64, .q_heads = 1, .k_heads = 0, .gamma_offset = 1});
   } else if (is_quantized(operation)) {
     for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
       for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
@@ -271,6 +329,20 @@ TEST_F(Library, EveryOperationIsRight) {
   }
 }
 
+TEST_F(Library, EveryNormOverRowsIsRightWithWeightsAboutZero) {
+  for (const Operation operation : all_operations) {
+    if (is_batchnorm(operation) || is_quantized(operation)) continue;
+    for (const ProblemOptions& options : problems_of(operation, 1.0f)) {
+      SCOPED_TRACE(shown(options));
+      const Problem problem(options);
+      Workspace workspace(problem, options.row_padding % 2);
+      workspace.reset();
+      EXPECT_EQ(call(workspace.arguments(), Room::given, nullptr), NW_OK) << nw_last_error();
+      expect_right(problem, workspace);
+    }
+  }
+}
+
 TEST_F(Library, AWorkspaceIsHadWhereNoneIsGiven) {
   for (const Operation operation : {Operation::layernorm_backward, Operation::rmsnorm_backward,
                                     Operation::batchnorm_train, Operation::batchnorm_backward}) {
@@ -300,7 +372,9 @@ TEST_F(Library, OptionalTensorsMayBeNull) {
                               {Operation::batchnorm_train, {"gamma", "beta", "running_mean", "running_var"}},
                               {Operation::batchnorm_inference, {"gamma", "beta"}},
                               {Operation::batchnorm_backward, {"gamma", "dgamma", "dbeta"}},
-                              {Operation::batchnorm_backward, {"dx"}}}) {
+                              {Operation::batchnorm_backward, {"dx"}},
+                              {Operation::qk_norm, {"q_gamma", "k_gamma", "q_rstd", "k_rstd"}},
+                              {Operation::qk_norm_backward, {"q_gamma", "k_gamma", "dq", "dk_gamma"}}}) {
     SCOPED_TRACE(name_of(each.operation));
     const Problem problem({.operation = each.operation, .rows = 9, .cols = 200, .absent = each.absent});
     Workspace workspace(problem, 0);
@@ -336,43 +410,64 @@ TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
                               {Operation::add_rmsnorm_forward, {{"x", "h"}, {"residual", "y"}}},
                               {Operation::add_layernorm_quantized, {{"residual", "h"}}},
                               {Operation::add_rmsnorm_quantized, {{"x", "h"}}},
-                              {Operation::batchnorm_inference, {{"x", "y"}}}}) {
+                              {Operation::batchnorm_inference, {{"x", "y"}}},
+                              {Operation::qk_norm, {{"q", "q_out"}, {"k", "k_out"}}}}) {
     SCOPED_TRACE(name_of(each.operation));
     for (const int64_t cols : {192, 1001, 8192}) {
-      const Problem problem({.operation = each.operation, .rows = 12, .cols = cols});
-      Workspace workspace(problem, 0);
-      workspace.overwrite(each.overwritten);
-      workspace.reset();
-      EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
-      expect_right(problem, workspace);
+      for (const float gamma_offset : {0.0f, 1.0f}) {
+        const bool has_none = is_batchnorm(each.operation) || is_quantized(each.operation);
+        if (has_none && gamma_offset != 0.0f) continue;
+        const Problem problem({.operation = each.operation, .rows = 12, .cols = cols, .gamma_offset = gamma_offset});
+        Workspace workspace(problem, 0);
+        workspace.overwrite(each.overwritten);
+        workspace.reset();
+        EXPECT_EQ(call(workspace.arguments(), Room::none, nullptr), NW_OK) << nw_last_error();
+        expect_right(problem, workspace);
+      }
     }
   }
 }
 
 // The gradient that reaches h past the norm is added to the norm's own.
 TEST_F(Library, RmsNormsBackwardPassAddsWhatReachesTheSum) {
-  for (const int64_t cols : {64, 1001, 12288}) {
-    const Problem problem({.operation = Operation::rmsnorm_backward, .rows = 6, .cols = cols});
-    Workspace workspace(problem, 0);
-    const auto dx_with = [&](const void* dh) {
-      workspace.reset();
-      auto args = struct_of<nw_rmsnorm_backward_args>(workspace.arguments());
-      const DeviceMemory memory = give_workspace(Operation::rmsnorm_backward, args);
-      args.dh = dh;
-      args.dh_stride = cols;
-      EXPECT_EQ(nw_rmsnorm_backward(&args, nullptr), NW_OK) << nw_last_error();
-      check_cuda(cudaDeviceSynchronize(), "running the kernels");
-      std::vector<float> values(6 * cols);
-      check_cuda(cudaMemcpy(values.data(), args.dx, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "copying");
-      return values;
-    };
-    const std::vector<float> plain = dx_with(nullptr);
-    const std::vector<float> with_dh = dx_with(pointer(workspace.arguments(), "x"));
-    const std::byte* const x = problem.tensors()[1].bytes.data();
-    ASSERT_EQ(problem.tensors()[1].spec.name, "x");
-    for (size_t i = 0; i < plain.size(); ++i) {
-      ASSERT_NEAR(with_dh[i], plain[i] + reinterpret_cast<const float*>(x)[i], 1e-5)
-          << cols << " columns, element " << i;
+  struct Kind {
+    Dtype dtype;
+    float gamma_offset;
+    double rounding;  // of an element
+  };
+  for (const Kind& kind : {Kind{Dtype::fp32, 0.0f, 1e-6}, {Dtype::fp32, 1.0f, 1e-6}, {Dtype::bf16, 1.0f, 0.004}}) {
+    for (const int64_t cols : {64, 1001, 2304, 5376, 12288}) {
+      const Problem problem({.operation = Operation::rmsnorm_backward,
+                             .dtype = kind.dtype,
+                             .param_dtype = kind.dtype,
+                             .rows = 6,
+                             .cols = cols,
+                             .gamma_offset = kind.gamma_offset});
+      Workspace workspace(problem, 0);
+      const auto dx_with = [&](const void* dh) {
+        workspace.reset();
+        auto args = struct_of<nw_rmsnorm_backward_args>(workspace.arguments());
+        const DeviceMemory memory = give_workspace(Operation::rmsnorm_backward, args);
+        args.dh = dh;
+        args.dh_stride = cols;
+        EXPECT_EQ(nw_rmsnorm_backward(&args, nullptr), NW_OK) << nw_last_error();
+        check_cuda(cudaDeviceSynchronize(), "running the kernels");
+        std::vector<std::byte> bytes(6 * cols * size_of(kind.dtype));
+        check_cuda(cudaMemcpy(bytes.data(), args.dx, bytes.size(), cudaMemcpyDeviceToHost), "copying");
+        std::vector<double> values(6 * cols);
+        load_elements(kind.dtype, bytes.data(), 6 * cols, 1, values.data());
+        return values;
+      };
+      const std::vector<double> plain = dx_with(nullptr);
+      const std::vector<double> with_dh = dx_with(pointer(workspace.arguments(), "x"));
+      ASSERT_EQ(problem.tensors()[1].spec.name, "x");
+      std::vector<double> x(6 * cols);
+      load_elements(kind.dtype, problem.tensors()[1].bytes.data(), 6 * cols, 1, x.data());
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const double sum = plain[i] + x[i];
+        ASSERT_NEAR(with_dh[i], sum, kind.rounding * (std::fabs(plain[i]) + std::fabs(sum)) + 1e-5)
+            << cols << " columns, element " << i;
+      }
     }
   }
 }
@@ -407,12 +502,13 @@ TEST_F(Library, WithoutRowsOnlyTheSumsAreWritten) {
       Workspace workspace(problem, 0);
       workspace.reset();
       with_struct(workspace.arguments(), [&](auto args, auto function) {
-        args.x = nullptr;  // where there are no elements, there may be no memory
+        if constexpr (requires { args.x; }) args.x = nullptr;  // where there are no elements, there may be no memory
         EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
       });
       check_cuda(cudaDeviceSynchronize(), "running the kernels");
       for (const HostTensor& tensor : workspace.download()) {
-        if (tensor.spec.name != "dgamma" && tensor.spec.name != "dbeta") continue;
+        const bool is_sum = tensor.spec.extent == Extent::per_col && tensor.spec.name.starts_with('d');
+        if (!is_sum) continue;
         EXPECT_EQ(tensor.bytes, HostBytes(tensor.bytes.size(), std::byte{0})) << tensor.spec.name;
       }
       for (const std::string& sentence : workspace.damage()) ADD_FAILURE() << sentence;
@@ -532,7 +628,7 @@ TEST_F(Library, RefusesWhatIsWrongInAForwardPass) {
     expect_refused(nw_layernorm_forward(&valid.args, nullptr), status, sentence);
   };
   using Args = nw_layernorm_forward_args;
-  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112; it is 8");
+  refuses([](Args& a) { a.size = 8; }, NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 120; it is 8");
   refuses([](Args& a) { a.size = size_t{1} << 40; }, NW_ERROR_STRUCT_SIZE, "size is ");
   refuses([](Args& a) { a.dtype = 3; }, NW_ERROR_TYPE,
           "dtype must be NW_FP32 (0), NW_FP16 (1) or NW_BF16 (2); it is 3");
@@ -576,6 +672,11 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
     valid.args.batch_invariant = -1;
     expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE,
                    "batch_invariant must be 0 or 1; it is -1");
+    valid.args.batch_invariant = 0;
+    valid.args.gamma_offset = 0.5f;
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is 0.5");
+    valid.args.gamma_offset = std::numeric_limits<float>::quiet_NaN();
+    expect_refused(nw_rmsnorm_forward(&valid.args, nullptr), NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is nan");
   }
   {
     ProblemOptions options = rows;
@@ -651,6 +752,89 @@ TEST_F(Library, RefusesWhatIsWrongInTheOtherOperations) {
     valid.args.save_invstd = nullptr;
     expect_refused(nw_batchnorm_backward(&valid.args, nullptr), NW_ERROR_NULL, "save_invstd must not be null");
   }
+  {
+    Valid<nw_qk_norm_args> valid({.operation = Operation::qk_norm, .rows = 6, .cols = 64, .q_heads = 4, .k_heads = 2});
+    const nw_qk_norm_args right = valid.args;
+    const auto refuses = [&](auto change, nw_status status, const std::string& sentence) {
+      valid.args = right;
+      change(valid.args);
+      expect_refused(nw_qk_norm(&valid.args, nullptr), status, sentence);
+    };
+    using Args = nw_qk_norm_args;
+    refuses([](Args& a) { a.tokens = -1; }, NW_ERROR_SHAPE, "tokens must be from 0 to 2147483648; it is -1");
+    refuses([](Args& a) { a.q_heads = 0; }, NW_ERROR_SHAPE, "q_heads must be from 1 to 65536; it is 0");
+    refuses([](Args& a) { a.k_heads = -1; }, NW_ERROR_SHAPE, "k_heads must be from 0");
+    refuses([](Args& a) { a.head_dim = 0; }, NW_ERROR_SHAPE, "head_dim must be from 1");
+    refuses([](Args& a) { a.eps = -1; }, NW_ERROR_VALUE, "eps must be a finite number");
+    refuses([](Args& a) { a.gamma_offset = 0.5f; }, NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is 0.5");
+    refuses([](Args& a) { a.round_before_gamma = 2; }, NW_ERROR_VALUE, "round_before_gamma must be 0 or 1; it is 2");
+    refuses([](Args& a) { a.k = nullptr; }, NW_ERROR_NULL, "k must not be null");
+    refuses([](Args& a) { a.q_head_stride = 63; }, NW_ERROR_STRIDE,
+            "q_head_stride must be at least 64, the elements of a head; it is 63");
+    refuses([](Args& a) { a.k_out_token_stride = 127; }, NW_ERROR_STRIDE,
+            "k_out_token_stride must be at least 128, the elements of the row that it steps over; it is 127");
+    refuses([](Args& a) { a.q_head_stride = a.q_token_stride = int64_t{1} << 60; }, NW_ERROR_STRIDE,
+            "q_head_stride is 1152921504606846976: 4 of them are more than memory can hold");
+    refuses([](Args& a) { a.q_token_stride = int64_t{1} << 60; }, NW_ERROR_STRIDE,
+            "q_token_stride is 1152921504606846976: 6 of them are more than memory can hold");
+    refuses([](Args& a) { a.q_out = beside(a.q_out, 2); }, NW_ERROR_ALIGNMENT, "q_out must be aligned");
+    refuses([](Args& a) { a.q_out = const_cast<void*>(a.k); }, NW_ERROR_OVERLAP, "q_out must not overlap k");
+    refuses([](Args& a) { a.q_out = a.k_out; }, NW_ERROR_OVERLAP, "q_out must not overlap k_out");
+    refuses([](Args& a) { a.q_out = beside(a.q, 4); }, NW_ERROR_OVERLAP, "q_out overlaps q: in its place");
+    refuses([](Args& a) { a.k_rstd = a.q_rstd; }, NW_ERROR_OVERLAP, "q_rstd must not overlap k_rstd");
+  }
+}
+
+// q, k and v of a token side by side, and q, k and v of each head: all in one tensor, of which q and k are overwritten.
+TEST_F(Library, HeadsOfOneProjectionAreNormalizedWhereTheyLie) {
+  constexpr int64_t tokens = 5, heads = 3, dim = 64;
+  for (const bool is_interleaved : {false, true}) {
+    SCOPED_TRACE(is_interleaved);
+    const Problem problem({.operation = Operation::qk_norm,
+                           .rows = tokens,
+                           .cols = dim,
+                           .q_heads = heads,
+                           .k_heads = heads,
+                           .absent = {"q_rstd", "k_rstd"}});
+    Workspace workspace(problem, 0);
+    workspace.reset();
+    nw_qk_norm_args args = struct_of<nw_qk_norm_args>(workspace.arguments());
+    const DeviceMemory projection(3 * tokens * heads * dim * 4);
+    std::vector<float> values(3 * tokens * heads * dim, 7.0f);
+    std::vector<HostTensor> results = workspace.download();
+    const auto place = [&](int64_t part, int64_t token, int64_t head) {
+      return values.data() +
+             (is_interleaved ? ((token * heads + head) * 3 + part) * dim : ((token * 3 + part) * heads + head) * dim);
+    };
+    const auto for_each_row = [&](auto use) {  // of q, then of k
+      for (int64_t part = 0; part < 2; ++part) {
+        for (int64_t token = 0; token < tokens; ++token) {
+          for (int64_t head = 0; head < heads; ++head) use(part, token * heads + head, place(part, token, head));
+        }
+      }
+    };
+    for_each_row([&](int64_t part, int64_t row, float* to) {
+      const HostTensor& from = problem.tensors()[part];
+      std::memcpy(to, from.bytes.data() + from.start_of(row) * 4, dim * 4);
+    });
+    check_cuda(cudaMemcpy(projection.data(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "copying");
+    auto* const first = reinterpret_cast<float*>(projection.data());
+    args.q = args.q_out = first;
+    args.k = args.k_out = first + (is_interleaved ? dim : heads * dim);
+    args.q_token_stride = args.k_token_stride = args.q_out_token_stride = args.k_out_token_stride = 3 * heads * dim;
+    args.q_head_stride = args.k_head_stride = args.q_out_head_stride = args.k_out_head_stride =
+        is_interleaved ? 3 * dim : dim;
+    ASSERT_EQ(nw_qk_norm(&args, nullptr), NW_OK) << nw_last_error();
+    check_cuda(cudaMemcpy(values.data(), projection.data(), values.size() * 4, cudaMemcpyDeviceToHost), "copying");
+    for_each_row([&](int64_t part, int64_t row, float* from) {
+      HostTensor& to = results[4 + part];
+      std::memcpy(to.bytes.data() + to.start_of(row) * 4, from, dim * 4);
+      std::fill(from, from + dim, 7.0f);
+    });
+    const Comparison comparison = problem.compare(results, {.summation = Summation::pairwise});
+    EXPECT_TRUE(comparison.passed) << comparison.describe();
+    EXPECT_EQ(values, std::vector<float>(values.size(), 7.0f)) << "v was written to";
+  }
 }
 
 TEST_F(Library, RefusesWhatIsWrongOfEightBits) {
@@ -712,7 +896,7 @@ TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
   EXPECT_EQ(nw_layernorm_forward(&later.args, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
   later.further = 1;
-  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 120: a later version");
+  expect_refused(nw_layernorm_forward(&later.args, nullptr), NW_ERROR_STRUCT_SIZE, "size is 128: a later version");
 }
 
 TEST_F(Library, TheSmallerStructOfAnEarlierHeaderIsTaken) {
@@ -720,12 +904,17 @@ TEST_F(Library, TheSmallerStructOfAnEarlierHeaderIsTaken) {
   Workspace workspace(problem, 0);
   workspace.reset();
   nw_layernorm_forward_args args = struct_of<nw_layernorm_forward_args>(workspace.arguments());
+  args.size = offsetof(nw_layernorm_forward_args, gamma_offset);
+  args.gamma_offset = 77.0f;  // lies behind it
+  EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
   args.size = offsetof(nw_layernorm_forward_args, batch_invariant);
-  args.batch_invariant = 77;  // lies behind it
+  args.batch_invariant = 77;
+  workspace.reset();
   EXPECT_EQ(nw_layernorm_forward(&args, nullptr), NW_OK) << nw_last_error();
   expect_right(problem, workspace);
   args.size = sizeof args - 1;
-  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 112");
+  expect_refused(nw_layernorm_forward(&args, nullptr), NW_ERROR_STRUCT_SIZE, "size must be that of the struct, 120");
 }
 
 TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
@@ -735,10 +924,11 @@ TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
     const Problem problem({.operation = operation, .rows = 40, .cols = 520});
     Workspace workspace(problem, 0);
     const char* const output = find(workspace.arguments(), "dx").data ? "dx" : "y";
-    const auto bytes = [&](int64_t rows) {
+    const auto bytes = [&](int64_t rows, float gamma_offset) {
       workspace.reset();
       with_struct(workspace.arguments(), [&](auto args, auto function) {
         if constexpr (requires { args.batch_invariant; }) args.batch_invariant = 1;
+        if constexpr (requires { args.gamma_offset; }) args.gamma_offset = gamma_offset;
         if constexpr (requires { args.rows; }) args.rows = rows;
         EXPECT_EQ(function(&args, nullptr), NW_OK) << nw_last_error();
       });
@@ -749,8 +939,10 @@ TEST_F(Library, TheSameRowComesOutTheSameWhateverTheBatch) {
                  "copying");
       return row;
     };
-    const std::vector<float> alone = bytes(1);
-    for (const int64_t rows : {2, 8, 40}) EXPECT_EQ(bytes(rows), alone) << rows << " rows";
+    for (const float gamma_offset : {0.0f, 1.0f}) {
+      const std::vector<float> alone = bytes(1, gamma_offset);
+      for (const int64_t rows : {2, 8, 40}) EXPECT_EQ(bytes(rows, gamma_offset), alone) << rows << " rows";
+    }
   }
 }
 
@@ -814,7 +1006,7 @@ TEST(LibraryWorkspace, IsAskedForByShapeAlone) {
   size_t bytes = 0;
   EXPECT_EQ(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, &bytes), NW_OK) << nw_last_error();
   EXPECT_EQ(bytes, backward_workspace(1000) * sizeof(float));
-  expect_refused(nw_workspace_size(10, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 9; it is 10");
+  expect_refused(nw_workspace_size(12, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 11; it is 12");
   expect_refused(nw_workspace_size(-1, &args, &bytes), NW_ERROR_VALUE, "operation must be");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, nullptr, &bytes), NW_ERROR_NULL, "args must not be null");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, nullptr), NW_ERROR_NULL, "bytes must not be null");
@@ -846,11 +1038,24 @@ TEST(LibraryVariants, AreFoundByName) {
     if (info.is_final == 0) continue;
     ++finals;
     EXPECT_EQ(nw_find_kernel(nullptr, nullptr, info.operation, info.dtype, info.param_dtype, &found), NW_OK);
-    EXPECT_EQ(found, kernel);
+    EXPECT_EQ(found == kernel, info.gamma_offset == 0.0f);
   }
   EXPECT_EQ(stages, (std::set<std::string>{"01_naive", "02_shared_reduction", "03_warp_shuffle", "04_vectorized",
                                            "05_welford", "06_fused_residual", "07_backward", "08_batchnorm"}));
-  EXPECT_EQ(finals, 10 * 5);
+  EXPECT_EQ(finals, (12 + 6) * 5);  // those over rows with weights about zero, too
+}
+
+TEST(LibraryVariants, AreDescribedToAProgramOfAnEarlierHeader) {
+  const nw_kernel* kernel = nullptr;
+  ASSERT_EQ(nw_find_kernel("06_fused_residual", "zero_centered", NW_RMSNORM_FORWARD, NW_BF16, NW_FP32, &kernel), NW_OK);
+  nw_kernel_info info = {};
+  info.size = offsetof(nw_kernel_info, gamma_offset);
+  info.gamma_offset = 77.0f;  // lies behind it
+  EXPECT_EQ(nw_describe_kernel(kernel, &info), NW_OK) << nw_last_error();
+  EXPECT_STREQ(info.variant, "zero_centered");
+  EXPECT_EQ(info.gamma_offset, 77.0f);
+  info.size = 8;
+  expect_refused(nw_describe_kernel(kernel, &info), NW_ERROR_STRUCT_SIZE, "size must be that of the struct");
 }
 
 TEST(LibraryVariants, AreMissedByOtherNames) {
@@ -881,9 +1086,10 @@ TEST_F(Library, EveryVariantIsRightByItsName) {
                                       .rows = 20,
                                       .cols = 96,
                                       .input = Input::uniform};
-      const Problem problem(options);
-      Workspace workspace(problem, 0);
-      workspace.reset();
+      ProblemOptions about_zero = options;
+      about_zero.gamma_offset = is_batchnorm(operation) ? 0.0f : 1.0f;
+      const Problem problem_about_one(options), problem_about_zero(about_zero);
+      Workspace workspace_about_one(problem_about_one, 0), workspace_about_zero(problem_about_zero, 0);
       for (size_t i = 0; i < nw_kernel_count(); ++i) {
         const nw_kernel* kernel = nullptr;
         ASSERT_EQ(nw_kernel_at(i, &kernel), NW_OK);
@@ -892,6 +1098,8 @@ TEST_F(Library, EveryVariantIsRightByItsName) {
             info.param_dtype != dtype_of(param_dtype)) {
           continue;
         }
+        const Problem& problem = info.gamma_offset == 0.0f ? problem_about_one : problem_about_zero;
+        Workspace& workspace = info.gamma_offset == 0.0f ? workspace_about_one : workspace_about_zero;
         // Its sums are rounded to the weights' 16 bits at each addition: its program records that it fails.
         if (std::string(info.variant) == "grouped" && info.param_dtype != NW_FP32) continue;
         SCOPED_TRACE(std::string(info.stage) + " " + info.variant + " " + shown(options));
@@ -933,6 +1141,12 @@ TEST_F(Library, AVariantIsRefusedWhatItCannotDo) {
             NW_OK);
   EXPECT_EQ(nw_launch(kernel, &sum.args, nullptr), NW_OK) << nw_last_error();
   check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  sum.args.gamma_offset = 1.0f;
+  expect_refused(nw_launch(kernel, &sum.args, nullptr), NW_ERROR_VALUE,
+                 "gamma_offset must be the kernel's, 0; it is 1");
+  ASSERT_EQ(nw_find_kernel(nullptr, nullptr, NW_ADD_RMSNORM_FORWARD, NW_FP32, NW_FP32, &kernel), NW_OK);
+  expect_refused(nw_launch(kernel, &sum.args, nullptr), NW_ERROR_VALUE,
+                 "gamma_offset must be the kernel's, 0; it is 1");
 }
 
 // --- Version ---------------------------------------------------------------------------------------------------------

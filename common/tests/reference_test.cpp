@@ -280,5 +280,65 @@ TEST(Reference, SlackGrowsWithTheSumAsDocumented) {
   }
 }
 
+// Each head's row is what RMSNorm, whose reference is held against PyTorch's values, says of the same elements.
+TEST(Reference, HeadsAreRowsOfRmsNorm) {
+  for (const bool backward : {false, true}) {
+    const Problem problem({.operation = backward ? Operation::qk_norm_backward : Operation::qk_norm,
+                           .rows = 5,
+                           .cols = 9,
+                           .q_heads = 3,
+                           .k_heads = 2,
+                           .row_padding = 2,
+                           .gamma_offset = 1});
+    const Reference reference(problem.options(), problem.tensors());
+    ASSERT_EQ(reference.rows(), 5 * (3 + 2));
+    const auto of_problem = [&](const std::string& name) -> const HostTensor& {
+      return named(problem.tensors(), name);
+    };
+    int64_t first_row = 0;
+    for (const std::string part : {"q", "k"}) {
+      const HostTensor& heads = of_problem(part);
+      ProblemOptions options = {.operation = backward ? Operation::rmsnorm_backward : Operation::rmsnorm_forward,
+                                .rows = heads.rows,
+                                .cols = 9};
+      std::vector<HostTensor> dense = Problem(options).tensors();
+      const auto copy = [&](const char* to, const std::string& from, double offset) {
+        for (int64_t row = 0; row < named(dense, to).rows; ++row) {
+          for (int64_t col = 0; col < named(dense, to).cols; ++col) {
+            set_value(named(dense, to), row, col, value_at(of_problem(from), row, col) + offset);
+          }
+        }
+      };
+      copy("x", part, 0);
+      copy("gamma", part + "_gamma", 1);
+      if (backward) copy("dy", "d" + part + "_out", 0);
+      if (backward) copy("rstd", part + "_rstd", 0);
+      const Reference of_rows(options, dense);
+      Reference::Row want, got;
+      const auto at = [](const Reference& r, const std::string& name) { return static_cast<size_t>(r.index_of(name)); };
+      const std::string y = backward ? "dx" : "y", out = backward ? "d" + part : part + "_out";
+      for (int64_t row = 0; row < heads.rows; ++row) {
+        of_rows.expect_row(row, Summation::any_order, want);
+        reference.expect_row(first_row + row, Summation::any_order, got);
+        const std::vector<double>& wanted = want.outputs[at(of_rows, y)].want;
+        const std::vector<double>& found = got.outputs[at(reference, out)].want;
+        ASSERT_EQ(found.size(), wanted.size());
+        for (size_t j = 0; j < found.size(); ++j) EXPECT_NEAR(found[j], wanted[j], 1e-6) << part << row << ", " << j;
+        if (!backward) {
+          EXPECT_EQ(got.outputs[at(reference, part + "_rstd")].want, want.outputs[at(of_rows, "rstd")].want);
+        }
+        EXPECT_TRUE(got.outputs[at(reference, part == "q" ? (backward ? "dk" : "k_out") : (backward ? "dq" : "q_out"))]
+                        .want.empty());
+      }
+      if (backward) {
+        const std::string sums = "d" + part + "_gamma";
+        EXPECT_EQ(reference.expect_columns(at(reference, sums), Summation::any_order).want,
+                  of_rows.expect_columns(at(of_rows, "dgamma"), Summation::any_order).want);
+      }
+      first_row += heads.rows;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace worklog

@@ -12,11 +12,11 @@
 namespace worklog {
 
 inline std::byte* element_at(HostTensor& tensor, int64_t row, int64_t col) {
-  return tensor.bytes.data() + (row * tensor.stride + col) * static_cast<int64_t>(size_of(tensor.dtype));
+  return tensor.bytes.data() + (tensor.start_of(row) + col) * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
 inline const std::byte* element_at(const HostTensor& tensor, int64_t row, int64_t col) {
-  return tensor.bytes.data() + (row * tensor.stride + col) * static_cast<int64_t>(size_of(tensor.dtype));
+  return tensor.bytes.data() + (tensor.start_of(row) + col) * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
 inline uint32_t bits_at(const HostTensor& tensor, int64_t row, int64_t col) {
@@ -85,9 +85,10 @@ inline std::vector<HostTensor> right_results(const Problem& problem) {
       }
       const bool matrix = results[i].spec.extent == Extent::matrix;
       const MatrixView view(options, results[i], results[i].bytes.data());
-      const std::byte* first = matrix ? view.element(row, 0) : element_at(results[i], row, 0);
+      const int64_t own = row - results[i].first_row;
+      const std::byte* first = matrix ? view.element(own, 0) : element_at(results[i], own, 0);
       const int64_t step = matrix && reference.cols() > 1
-                               ? (view.element(row, 1) - first) / static_cast<int64_t>(size_of(results[i].dtype))
+                               ? (view.element(own, 1) - first) / static_cast<int64_t>(size_of(results[i].dtype))
                                : 1;
       store_elements(results[i].dtype, values.data(), static_cast<int64_t>(values.size()), step,
                      const_cast<std::byte*>(first));

@@ -13,7 +13,7 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 
-inline constexpr int most_threads = 352;  // of a block: of two blocks, each may then have 88 registers
+inline constexpr int most_threads_of_quantized = 352;  // of a block: of two blocks, each may then have 88 registers
 
 // Magnitudes are compared by their bits. As whole numbers these have the same order, with NaN above all others: so the
 // largest of values with a NaN among them is a NaN. fmaxf would have lost it.
@@ -47,14 +47,14 @@ __device__ inline float scale_for(unsigned magnitude, ByteFormat format) {
 }
 
 // Where a thread's vectors are: in `vectors` of its registers, and beyond these in memory.
-struct Walk {
+struct VectorsOfRow {
   int first, step, cols;
 };
 
 // Scales and stores a row of y, of which the thread holds vectors and makes the others once more: beyond(col). Zeros
 // stand for what is past the row's end. All lanes of a warp come with it to the same vectors, since they compare.
 template <class T, class G, bool whole, int vectors, class Beyond>
-__device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Walk& walk,
+__device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
                              const Floats<T> (&held)[vectors], unsigned* scratch, Beyond beyond) {
   constexpr int size = vector_size<T>;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
@@ -90,7 +90,8 @@ __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Wa
 // The row that is normalized. With a residual that is h, which is stored here: after the loads of all vectors, since
 // the compiler may not move a load in front of a store that might change what it reads.
 template <class T, class G, bool whole, int vectors>
-__device__ void load_row(const QuantizedNorm<T, G>& p, int64_t row, const Walk& walk, Floats<T> (&held)[vectors]) {
+__device__ void load_sum_of_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
+                                Floats<T> (&held)[vectors]) {
   const auto load = [&](const T* from, int col) {
     return col < walk.cols ? vectorized::load<whole>(from, col, walk.cols) : uint4{};
   };
@@ -119,14 +120,14 @@ __device__ void load_row(const QuantizedNorm<T, G>& p, int64_t row, const Walk& 
 }
 
 // xhat = (x * scale - pivot) * rstd + shift.
-struct Statistics {
+struct RowStatistics {
   float scale, pivot, rstd, shift;
 };
 
 // As `held` has them (05_welford/held.cuh), where they are explained.
 template <bool whole, class T, class ForEachVector>
-__device__ Statistics statistics_of(bool subtracts_mean, float eps, int cols, float2* scratch,
-                                    ForEachVector for_each_vector) {
+__device__ RowStatistics row_statistics(bool subtracts_mean, float eps, int cols, float2* scratch,
+                                        ForEachVector for_each_vector) {
   const float share = 1.0f / static_cast<float>(cols);
   float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
   while (true) {
@@ -158,7 +159,8 @@ __device__ Statistics statistics_of(bool subtracts_mean, float eps, int cols, fl
 }
 
 template <bool whole, class T, class G>
-__device__ Floats<T> normalized(const QuantizedNorm<T, G>& p, const Statistics& row, int col, const Floats<T>& x) {
+__device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowStatistics& row, int col,
+                                       const Floats<T>& x) {
   const int cols = static_cast<int>(p.cols);
   if (col >= cols) return {};
   Parameter<T, G> gamma, beta;
@@ -176,14 +178,15 @@ __device__ Floats<T> normalized(const QuantizedNorm<T, G>& p, const Statistics& 
 
 // A block to a row. It is held in registers, first as x, then as y. What they do not hold is read again.
 template <class T, class G, int vectors, bool whole>
-__global__ void __launch_bounds__(most_threads, vectors > 4 ? 1 : 2) normalize_quantized(QuantizedNorm<T, G> p) {
+__global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2)
+    normalize_quantized(QuantizedNorm<T, G> p) {
   __shared__ float2 scratch[lanes];
   const int step = static_cast<int>(blockDim.x) * vector_size<T>;
-  const Walk walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
+  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
   const int beyond = walk.first + vectors * step;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     Floats<T> held[vectors];
-    load_row<T, G, whole>(p, row, walk, held);
+    load_sum_of_row<T, G, whole>(p, row, walk, held);
     const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
     const auto read_again = [&](int col) {
       return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{});
@@ -195,20 +198,20 @@ __global__ void __launch_bounds__(most_threads, vectors > 4 ? 1 : 2) normalize_q
       }
       for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
     };
-    const Statistics of_row = statistics_of<whole, T>(p.subtracts_mean, p.eps, walk.cols, scratch, for_each_vector);
+    const RowStatistics of_row = row_statistics<whole, T>(p.subtracts_mean, p.eps, walk.cols, scratch, for_each_vector);
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) held[i] = normalized<whole>(p, of_row, walk.first + i * step, held[i]);
+    for (int i = 0; i < vectors; ++i) held[i] = normalized_vector<whole>(p, of_row, walk.first + i * step, held[i]);
     quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
-                              [&](int col) { return normalized<whole>(p, of_row, col, read_again(col)); });
+                              [&](int col) { return normalized_vector<whole>(p, of_row, col, read_again(col)); });
   }
 }
 
 // Threads for a row of which each holds `vectors` vectors: whole warps.
 template <class T, class G>
-unsigned threads_of(const QuantizedNorm<T, G>& p, int vectors) {
+unsigned threads_of_quantized(const QuantizedNorm<T, G>& p, int vectors) {
   const int64_t all = (p.cols + vector_size<T> - 1) / vector_size<T>;
   const int64_t threads = ((all + vectors - 1) / vectors + lanes - 1) / lanes * lanes;
-  return static_cast<unsigned>(threads < most_threads ? threads : most_threads);
+  return static_cast<unsigned>(threads < most_threads_of_quantized ? threads : most_threads_of_quantized);
 }
 
 }  // namespace worklog::fused_residual

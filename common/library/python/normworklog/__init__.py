@@ -26,6 +26,9 @@ from ._functions import (
     layer_norm_backward,
     layer_norm_forward,
     layer_norm_quantized,
+    qk_norm,
+    qk_norm_backward,
+    qk_norm_forward,
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
@@ -45,7 +48,8 @@ __all__ = [
     "add_layer_norm_forward", "add_layer_norm_quantized", "add_rms_norm", "add_rms_norm_forward",
     "add_rms_norm_quantized", "backend", "batch_norm", "batch_norm_backward", "batch_norm_forward",
     "is_batch_invariant", "layer_norm", "layer_norm_backward", "layer_norm_forward", "layer_norm_quantized",
-    "replace_norms", "rms_norm", "rms_norm_backward", "rms_norm_forward", "rms_norm_quantized", "set_batch_invariant",
+    "qk_norm", "qk_norm_backward", "qk_norm_forward", "replace_norms", "rms_norm", "rms_norm_backward",
+    "rms_norm_forward", "rms_norm_quantized", "set_batch_invariant",
 ]
 
 

@@ -171,6 +171,29 @@ def rows_of(array: View) -> tuple[int, int, int] | None:
     return (rows, cols, stride) if stride >= cols else None
 
 
+def heads_of(array: View) -> tuple[int, int, int, int, int] | None:
+    """(tokens, heads, head_dim, elements from a token to the next, from a head to the next) of [..., heads, head_dim],
+    or None where the tokens are not evenly spaced, or do not hold their heads side by side."""
+    *leading, heads, cols = array.shape
+    tokens = math.prod(leading)
+    if is_row_major(array):
+        return tokens, heads, cols, heads * cols, cols
+    if cols > 1 and array.strides[-1] != 1:
+        return None
+    steps = [(size, stride) for size, stride in zip(leading, array.strides) if size > 1]
+    if any(outer != size * inner for (_, outer), (size, inner) in zip(steps, steps[1:])):
+        return None
+    head_stride = array.strides[-2] if heads > 1 else cols
+    length = (heads - 1) * head_stride + cols  # of a token
+    token_stride = steps[-1][1] if steps else length
+    return (tokens, heads, cols, token_stride, head_stride) if head_stride >= cols and token_stride >= length else None
+
+
+def lies_as_heads(array: View) -> bool:
+    """Whether its rows are no evenly spaced runs, but those of heads."""
+    return len(array.shape) > 2 and 0 not in array.shape and rows_of(array) is None and heads_of(array) is not None
+
+
 def compact(name: str, array: Any) -> Any:
     """A copy without gaps, made by the array's own library."""
     if is_numpy(array):

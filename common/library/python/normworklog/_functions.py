@@ -144,11 +144,16 @@ def address(found: View | None) -> int:
 # --- Norms over rows --------------------------------------------------------------------------------------------------
 def _forward(
     x: Array, residual: Array | None, gamma: Array | None, beta: Array | None, eps: float, centered: bool,
-    round_before_gamma: bool, outputs: Sequence[str], out: Any, stream: int | None,
+    round_before_gamma: bool, offset: float, outputs: Sequence[str], out: Any, stream: int | None,
 ) -> list[Array]:
     """The `outputs` of a norm, in their order: of y, h, mean and rstd."""
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
+    if not centered and residual is None and out is None and _arrays.lies_as_heads(x_view):  # two strides: no copy
+        found = _norms_of_heads(
+            x, None, gamma, None, eps, offset, round_before_gamma, False, len(outputs) == 2, None, stream
+        )
+        return [found[0], *[rstd.reshape(-1) for rstd in found[1:]]]
     x_at, rows, cols, x_stride = call.rows("x", x, x_view)
     gamma_at, beta_at, parameter_type = call.parameters(gamma, beta, cols, x_view)
     made: dict[str, tuple[Any, int]] = {}
@@ -160,7 +165,7 @@ def _forward(
         function = _library.layer_norm if centered else _library.rms_norm
         function(
             x_at, gamma_at, beta_at, at["y"], at["mean"], at["rstd"], rows, cols, x_stride, cols, eps,
-            round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+            round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type, call.stream, offset,
         )
     else:
         residual_view = call.like("residual", residual, x_view)
@@ -169,52 +174,55 @@ def _forward(
         function(
             x_at, residual_at, gamma_at, beta_at, at["h"], at["y"], at["mean"], at["rstd"], rows, cols, x_stride,
             residual_stride, cols, cols, eps, round_before_gamma, _library.DTYPES[x_view.dtype], parameter_type,
-            call.stream,
+            call.stream, offset,
         )
     return [made[name][0] for name in outputs]
 
 
 @_also_on_tensors
-def layer_norm(x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-               stream: int | None = None) -> Array:
+def layer_norm(
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, offset: float = 0.0,
+    out: Any = None, stream: int | None = None,
+) -> Array:
     """y = (x - mean) / sqrt(variance + eps) * gamma + beta over the last axis of x.
 
     x may have any number of axes; gamma and beta are [cols], of x's type or float32, None for ones and zeros. Rows that
-    lie apart by a fixed stride are read where they are, other layouts are copied first. `out` takes the result
+    lie apart by a fixed stride are read where they are, other layouts are copied first. `offset` is added to gamma
+    where there is one: 1 for weights about zero. `out` takes the result
     instead of a new array, and `stream` is a cudaStream_t as an integer (both for arrays other than PyTorch's, which
     are allocated by PyTorch and computed on its current stream). Raises TypeError and ValueError that name the
     argument.
     """
-    return _forward(x, None, gamma, beta, eps, True, False, ("y",), out, stream)[0]
+    return _forward(x, None, gamma, beta, eps, True, False, offset, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
 def rms_norm(
-    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> Array:
     """y = x / sqrt(mean(x^2) + eps) * gamma over the last axis of x. With `round_before_gamma` the quotient is rounded
     to x's type before it is multiplied, as LLaMA's code has it. All else as in layer_norm."""
-    return _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y",), out, stream)[0]
+    return _forward(x, None, gamma, None, eps, False, round_before_gamma, offset, ("y",), out, stream)[0]
 
 
 @_also_on_tensors
 def add_layer_norm(
     x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = layer_norm(h), in one trip through memory."""
-    y, h = _forward(x, _given(residual), gamma, beta, eps, True, False, ("y", "h"), out, stream)
+    y, h = _forward(x, _given(residual), gamma, beta, eps, True, False, offset, ("y", "h"), out, stream)
     return y, h
 
 
 @_also_on_tensors
 def add_rms_norm(
     x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, h): h = x + residual, rounded to x's type, and y = rms_norm(h), in one trip through memory."""
-    y, h = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h"), out, stream)
+    y, h = _forward(x, _given(residual), gamma, None, eps, False, round_before_gamma, offset, ("y", "h"), out, stream)
     return y, h
 
 
@@ -226,33 +234,33 @@ def _given(residual: Array) -> Array:
 
 @_also_on_tensors
 def layer_norm_forward(
-    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(y, mean, rstd): layer_norm, with what its backward pass needs: float32, [rows], rows being the leading axes'
     product."""
-    y, mean, rstd = _forward(x, None, gamma, beta, eps, True, False, ("y", "mean", "rstd"), out, stream)
+    y, mean, rstd = _forward(x, None, gamma, beta, eps, True, False, offset, ("y", "mean", "rstd"), out, stream)
     return y, mean, rstd
 
 
 @_also_on_tensors
 def rms_norm_forward(
-    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, out: Any = None,
-    stream: int | None = None,
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(y, rstd): rms_norm, with what its backward pass needs."""
-    y, rstd = _forward(x, None, gamma, None, eps, False, round_before_gamma, ("y", "rstd"), out, stream)
+    y, rstd = _forward(x, None, gamma, None, eps, False, round_before_gamma, offset, ("y", "rstd"), out, stream)
     return y, rstd
 
 
 @_also_on_tensors
 def add_layer_norm_forward(
     x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """(y, h, mean, rstd): add_layer_norm, with what its backward pass needs; that is layer_norm_backward of h."""
     y, h, mean, rstd = _forward(
-        x, _given(residual), gamma, beta, eps, True, False, ("y", "h", "mean", "rstd"), out, stream
+        x, _given(residual), gamma, beta, eps, True, False, offset, ("y", "h", "mean", "rstd"), out, stream
     )
     return y, h, mean, rstd
 
@@ -260,11 +268,11 @@ def add_layer_norm_forward(
 @_also_on_tensors
 def add_rms_norm_forward(
     x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(y, h, rstd): add_rms_norm, with what its backward pass needs; that is rms_norm_backward of h."""
     y, h, rstd = _forward(
-        x, _given(residual), gamma, None, eps, False, round_before_gamma, ("y", "h", "rstd"), out, stream
+        x, _given(residual), gamma, None, eps, False, round_before_gamma, offset, ("y", "h", "rstd"), out, stream
     )
     return y, h, rstd
 
@@ -344,7 +352,7 @@ def add_layer_norm_quantized(
 
 def _backward(
     dy: Array, x: Array, dh: Array | None, mean: Array | None, rstd: Array, gamma: Array | None, centered: bool,
-    outputs: Sequence[str], out: Any, stream: int | None,
+    offset: float, outputs: Sequence[str], out: Any, stream: int | None,
 ) -> list[Array]:
     call = Call(stream, outputs, out)
     x_view = call.view("x", x)
@@ -365,7 +373,7 @@ def _backward(
     function = _library.layer_norm_backward if centered else _library.rms_norm_backward
     function(
         dy_at, x_at, dh_at, address(gamma_view), *statistics, *at, 0, 0, rows, cols, dy_stride, x_stride, dh_stride,
-        cols, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream,
+        cols, _library.DTYPES[x_view.dtype], _library.DTYPES[parameter], call.stream, offset,
     )
     return [array for array, _ in made]
 
@@ -373,7 +381,7 @@ def _backward(
 @_also_on_tensors
 def layer_norm_backward(
     dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *,
-    out: Any = None, stream: int | None = None,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta) from the gradient dy of y, with the mean and rstd of the forward pass.
 
@@ -381,18 +389,19 @@ def layer_norm_backward(
     alike. dgamma and dbeta are of gamma's type. The sums over rows come out the same in every run.
     """
     dx, dgamma, dbeta = _backward(
-        dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, ("dx", "dgamma", "dbeta"), out, stream
+        dy, x, dh, _needed("mean", mean), _needed("rstd", rstd), gamma, True, offset, ("dx", "dgamma", "dbeta"), out,
+        stream,
     )
     return dx, dgamma, dbeta
 
 
 @_also_on_tensors
 def rms_norm_backward(
-    dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *, out: Any = None,
-    stream: int | None = None,
+    dy: Array, x: Array, rstd: Array, gamma: Array | None = None, dh: Array | None = None, *,
+    offset: float = 0.0, out: Any = None, stream: int | None = None,
 ) -> tuple[Array, Array]:
     """(dx, dgamma) from the gradient dy of y, with the rstd of the forward pass. dh as in layer_norm_backward."""
-    dx, dgamma = _backward(dy, x, dh, None, _needed("rstd", rstd), gamma, False, ("dx", "dgamma"), out, stream)
+    dx, dgamma = _backward(dy, x, dh, None, _needed("rstd", rstd), gamma, False, offset, ("dx", "dgamma"), out, stream)
     return dx, dgamma
 
 
@@ -400,6 +409,181 @@ def _needed(name: str, array: Array) -> Array:
     if array is None:
         raise TypeError(f"{name} is None; it must be an array")
     return array
+
+
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+class _Heads:
+    """q or k as memory, [..., heads, head_dim]; nothing where there is no k."""
+
+    def __init__(self, call: Call, name: str, array: Any, q: View | None = None) -> None:
+        self.view: View | None = None
+        self.pointer, self.tokens, self.heads, self.head_dim, self.strides = 0, 0, 0, 0, (0, 0)
+        if array is None:
+            return
+        found = call.view(name, array)
+        if q is not None and found.dtype != q.dtype:
+            raise TypeError(f"{name} is {found.dtype}; it must be {q.dtype}, as q is")
+        if len(found.shape) < 3 or 0 in found.shape[-2:]:
+            raise ValueError(
+                f"{name} has the shape {found.shape}; it must be [..., heads, head_dim], neither of them 0"
+            )
+        if q is not None and (found.shape[:-2] != q.shape[:-2] or found.shape[-1] != q.shape[-1]):
+            raise ValueError(
+                f"{name} has the shape {found.shape}; but for its heads it must be {q.shape}, as that of q"
+            )
+        if q is not None:
+            call.same_device(name, found, q)
+        at = _arrays.heads_of(found)
+        self.is_copy = at is None
+        if at is None:
+            found = call.view(name, _arrays.compact(name, array))
+            at = _arrays.heads_of(found)
+            assert at is not None
+        self.view, self.pointer = found, found.pointer
+        self.tokens, self.heads, self.head_dim, *strides = at
+        self.strides = (strides[0], strides[1])
+
+    def dense(self) -> tuple[int, int]:
+        return self.heads * self.head_dim, self.head_dim
+
+
+def _norms_of_heads(
+    q: Array, k: Array | None, q_gamma: Array | None, k_gamma: Array | None, eps: float, offset: float,
+    round_before_gamma: bool, inplace: bool, statistics: bool, out: Any, stream: int | None,
+) -> list[Array]:
+    both = ("q", "k") if k is not None else ("q",)
+    outputs = [f"{name}_out" for name in both] + ([f"{name}_rstd" for name in both] if statistics else [])
+    if inplace and out is not None:
+        raise ValueError("out is given, and inplace is True: the results can only be in one place")
+    call = Call(stream, outputs, out)
+    arrays = {"q": q, "k": k}
+    at = {"q": _Heads(call, "q", q)}
+    at["k"] = _Heads(call, "k", k, at["q"].view)
+    q_view = at["q"].view
+    assert q_view is not None
+    gammas = {"q": call.vector("q_gamma", q_gamma, at["q"].head_dim, q_view)}
+    gammas["k"] = call.vector(
+        "k_gamma", k_gamma, at["q"].head_dim, q_view, gammas["q"].dtype if gammas["q"] else None
+    )
+    results: dict[str, tuple[Any, int]] = {}
+    strides: list[int] = [*at["q"].strides, *at["k"].strides]
+    for name, heads in at.items():
+        if heads.view is None:
+            strides += (0, 0)
+        elif inplace:
+            if heads.is_copy or heads.view.readonly:
+                raise ValueError(
+                    f"{name} cannot be written in place: it is read-only, or its heads are not evenly spaced"
+                )
+            results[f"{name}_out"] = arrays[name], heads.pointer
+            strides += heads.strides
+        else:
+            shape = call.view(name, arrays[name]).shape
+            results[f"{name}_out"] = call.result(f"{name}_out", arrays[name], q_view, shape)
+            strides += heads.dense()
+        if statistics and heads.view is not None:
+            shape = (heads.tokens, heads.heads)
+            results[f"{name}_rstd"] = call.result(f"{name}_rstd", arrays[name], q_view, shape, "fp32")
+    addresses = [results[name][1] if name in results else 0 for name in ("q_out", "k_out", "q_rstd", "k_rstd")]
+    some = gammas["q"] or gammas["k"] or q_view
+    _library.qk_norm(
+        [at["q"].pointer, at["k"].pointer, address(gammas["q"]), address(gammas["k"]), *addresses], at["q"].tokens,
+        at["q"].heads, at["k"].heads, at["q"].head_dim, strides, eps, offset, round_before_gamma,
+        _library.DTYPES[q_view.dtype], _library.DTYPES[some.dtype], call.stream,
+    )
+    return [results[name][0] for name in outputs]
+
+
+@_also_on_tensors
+def qk_norm(
+    q: Array, k: Array | None = None, q_gamma: Array | None = None, k_gamma: Array | None = None, eps: float = 1e-6,
+    offset: float = 0.0, round_before_gamma: bool = False, inplace: bool = False, *, out: Any = None,
+    stream: int | None = None,
+) -> Any:
+    """RMSNorm of each head of q and of k, in one launch: x / sqrt(mean(x^2) + eps) * (gamma + offset).
+
+    q and k are [..., heads, head_dim] of the same leading axes, which are tokens; they may be views of the projection
+    that q, k and v come out of, and are read where they lie. The result is (q, k), new and without gaps, or with
+    `inplace` q and k themselves; without k it is q alone. `offset` is 1 where gamma is stored about zero (Gemma), and
+    None for a gamma stands for a factor of 1. `round_before_gamma`, `out` and `stream` as in rms_norm.
+    """
+    found = _norms_of_heads(
+        q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, inplace, False, out, stream
+    )
+    return found[0] if k is None else tuple(found)
+
+
+@_also_on_tensors
+def qk_norm_forward(
+    q: Array, k: Array | None = None, q_gamma: Array | None = None, k_gamma: Array | None = None, eps: float = 1e-6,
+    offset: float = 0.0, round_before_gamma: bool = False, *, out: Any = None, stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(q, k, q_rstd, k_rstd), or (q, q_rstd) without k: qk_norm, with what its backward pass needs, which is float32,
+    [tokens, heads]."""
+    return tuple(_norms_of_heads(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, True, out, stream))
+
+
+@_also_on_tensors
+def qk_norm_backward(
+    dq_out: Array, dk_out: Array | None, q: Array, k: Array | None, q_rstd: Array, k_rstd: Array | None = None,
+    q_gamma: Array | None = None, k_gamma: Array | None = None, offset: float = 0.0, *, out: Any = None,
+    stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(dq, dk, dq_gamma, dk_gamma) from the gradients of qk_norm's results, or (dq, dq_gamma) where k is None. The
+    sums over tokens and heads come out the same in every run."""
+    both = ("q", "k") if k is not None else ("q",)
+    outputs = [f"d{name}" for name in both] + [f"d{name}_gamma" for name in both]
+    call = Call(stream, outputs, out)
+    at = {"q": _Heads(call, "q", q)}
+    q_view = at["q"].view
+    assert q_view is not None
+    at["k"] = _Heads(call, "k", k, q_view)
+    gradients = {}
+    for name, given, like in (("q", dq_out, q), ("k", dk_out if k is not None else None, k)):
+        if given is None and like is not None:
+            raise TypeError(f"d{name}_out is None; it must be an array")
+        gradients[name] = _Heads(call, f"d{name}_out", given, q_view)
+        if gradients[name].heads != at[name].heads:
+            raise ValueError(f"d{name}_out has {gradients[name].heads} heads; it must have those of {name}, "
+                             f"{at[name].heads}")
+    dim = at["q"].head_dim
+    rstd = [
+        address(_statistic_of_heads(call, f"{name}_rstd", array, at[name], q_view))
+        for name, array in (("q", q_rstd), ("k", k_rstd))
+    ]
+    gammas = {"q": call.vector("q_gamma", q_gamma, dim, q_view)}
+    gammas["k"] = call.vector("k_gamma", k_gamma, dim, q_view, gammas["q"].dtype if gammas["q"] else None)
+    some = gammas["q"] or gammas["k"] or q_view
+    parameter = some.dtype if some.dtype != q_view.dtype else None
+    likes = {"q": q, "k": k}
+    made: dict[str, tuple[Any, int]] = {}
+    for name in both:
+        shape = call.view(name, likes[name]).shape
+        made[f"d{name}"] = call.result(f"d{name}", likes[name], q_view, shape)
+        like = next((array for array in (q_gamma, k_gamma) if array is not None), q)
+        made[f"d{name}_gamma"] = call.result(f"d{name}_gamma", like, q_view, (dim,), parameter)
+    results = [made[name][1] if name in made else 0 for name in ("dq", "dk", "dq_gamma", "dk_gamma")]
+    strides = [*gradients["q"].strides, *gradients["k"].strides, *at["q"].strides, *at["k"].strides,
+               *at["q"].dense(), *at["k"].dense()]
+    _library.qk_norm_backward(
+        [gradients["q"].pointer, gradients["k"].pointer, at["q"].pointer, at["k"].pointer, address(gammas["q"]),
+         address(gammas["k"]), *rstd, *results], 0, 0, at["q"].tokens, at["q"].heads, at["k"].heads, dim, strides,
+        offset, _library.DTYPES[q_view.dtype], _library.DTYPES[some.dtype], call.stream,
+    )
+    return tuple(made[name][0] for name in outputs)
+
+
+def _statistic_of_heads(call: Call, name: str, array: Any, heads: _Heads, q: View) -> View | None:
+    if heads.view is None:
+        return None
+    found = call.view(name, _needed(name, array))
+    if found.dtype != "fp32" or found.shape != (heads.tokens, heads.heads) or not _arrays.is_row_major(found):
+        raise ValueError(
+            f"{name} must be contiguous float32 of the shape {(heads.tokens, heads.heads)}, as the forward pass wrote "
+            "it"
+        )
+    call.same_device(name, found, q)
+    return found
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------

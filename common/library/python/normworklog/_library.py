@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ABI_VERSION = 1
@@ -24,7 +24,7 @@ _VALUE_ERRORS = range(1, 12)
 _OUT_OF_MEMORY = 13
 
 # Operations, for nw_workspace_size.
-_LAYERNORM_BACKWARD, _BATCHNORM_TRAIN = 4, 6
+_LAYERNORM_BACKWARD, _BATCHNORM_TRAIN, _QK_NORM_BACKWARD = 4, 6, 10
 
 
 class Error(RuntimeError):
@@ -37,15 +37,17 @@ def _struct(fields: str) -> struct.Struct:
 
 
 # One letter for a field: P pointer, N size_t, q int64_t, i int32_t, f float.
-_LAYERNORM = _struct("6P4qf4xq")
-_RMSNORM = _struct("4P4qfiq")
-_ADD_LAYERNORM = _struct("8P6qf4xq")
-_ADD_RMSNORM = _struct("6P6qfiq")
-_LAYERNORM_GRAD = _struct("10PN7q")
-_RMSNORM_GRAD = _struct("8PN7q")
+_LAYERNORM = _struct("6P4qf4xqf")
+_RMSNORM = _struct("4P4qfiqf")
+_ADD_LAYERNORM = _struct("8P6qf4xqf")
+_ADD_RMSNORM = _struct("6P6qfiqf")
+_LAYERNORM_GRAD = _struct("10PN7qf")
+_RMSNORM_GRAD = _struct("8PN7qf")
 _BATCHNORM_TRAIN_ARGS = _struct("9PN3qiff")
 _BATCHNORM_INFERENCE_ARGS = _struct("6P3qif")
 _BATCHNORM_GRAD = _struct("9PN3qi")
+_QK_NORM = _struct("8P12qffq")
+_QK_NORM_GRAD = _struct("13PN16qf")
 _QUANTIZED = _struct("8P7qf3i")
 
 
@@ -161,14 +163,14 @@ def is_batch_invariant() -> bool:
 
 
 # Norms with and without a mean have one signature here: an RMSNorm leaves beta and mean aside, a LayerNorm the
-# rounding.
+# rounding. `offset`, 0 or 1, is added to gamma.
 def layer_norm(
     x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int,
-    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _LAYERNORM.pack(
         _LAYERNORM.size, dtype, param_dtype, x, gamma, beta, y, mean, rstd, rows, cols, x_stride, y_stride, eps,
-        _batch_invariant.value,
+        _batch_invariant.value, offset,
     )
     status = _c.layernorm_forward(packed, stream)
     if status:
@@ -177,11 +179,11 @@ def layer_norm(
 
 def rms_norm(
     x: int, gamma: int, beta: int, y: int, mean: int, rstd: int, rows: int, cols: int, x_stride: int, y_stride: int,
-    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+    eps: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _RMSNORM.pack(
         _RMSNORM.size, dtype, param_dtype, x, gamma, y, rstd, rows, cols, x_stride, y_stride, eps,
-        round_before_gamma, _batch_invariant.value,
+        round_before_gamma, _batch_invariant.value, offset,
     )
     status = _c.rmsnorm_forward(packed, stream)
     if status:
@@ -191,11 +193,11 @@ def rms_norm(
 def add_layer_norm(
     x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int,
     x_stride: int, residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int,
-    param_dtype: int, stream: int,
+    param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _ADD_LAYERNORM.pack(
         _ADD_LAYERNORM.size, dtype, param_dtype, x, residual, gamma, beta, h, y, mean, rstd, rows, cols, x_stride,
-        residual_stride, h_stride, y_stride, eps, _batch_invariant.value,
+        residual_stride, h_stride, y_stride, eps, _batch_invariant.value, offset,
     )
     status = _c.add_layernorm_forward(packed, stream)
     if status:
@@ -205,11 +207,11 @@ def add_layer_norm(
 def add_rms_norm(
     x: int, residual: int, gamma: int, beta: int, h: int, y: int, mean: int, rstd: int, rows: int, cols: int,
     x_stride: int, residual_stride: int, h_stride: int, y_stride: int, eps: float, round_before_gamma: bool, dtype: int,
-    param_dtype: int, stream: int,
+    param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _ADD_RMSNORM.pack(
         _ADD_RMSNORM.size, dtype, param_dtype, x, residual, gamma, h, y, rstd, rows, cols, x_stride,
-        residual_stride, h_stride, y_stride, eps, round_before_gamma, _batch_invariant.value,
+        residual_stride, h_stride, y_stride, eps, round_before_gamma, _batch_invariant.value, offset,
     )
     status = _c.add_rmsnorm_forward(packed, stream)
     if status:
@@ -219,12 +221,12 @@ def add_rms_norm(
 def layer_norm_backward(
     dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
     workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int,
-    dtype: int, param_dtype: int, stream: int,
+    dtype: int, param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _LAYERNORM_GRAD.pack(
         _LAYERNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, mean, rstd, dx, dgamma, dbeta, workspace,
         workspace_bytes, rows, cols, dy_stride, x_stride, dh_stride, dx_stride,
-        _batch_invariant.value,
+        _batch_invariant.value, offset,
     )
     status = _c.layernorm_backward(packed, stream)
     if status:
@@ -234,11 +236,11 @@ def layer_norm_backward(
 def rms_norm_backward(
     dy: int, x: int, dh: int, gamma: int, mean: int, rstd: int, dx: int, dgamma: int, dbeta: int, workspace: int,
     workspace_bytes: int, rows: int, cols: int, dy_stride: int, x_stride: int, dh_stride: int, dx_stride: int,
-    dtype: int, param_dtype: int, stream: int,
+    dtype: int, param_dtype: int, stream: int, offset: float = 0.0,
 ) -> None:
     packed = _RMSNORM_GRAD.pack(
         _RMSNORM_GRAD.size, dtype, param_dtype, dy, x, dh, gamma, rstd, dx, dgamma, workspace, workspace_bytes,
-        rows, cols, dy_stride, x_stride, dh_stride, dx_stride, _batch_invariant.value,
+        rows, cols, dy_stride, x_stride, dh_stride, dx_stride, _batch_invariant.value, offset,
     )
     status = _c.rmsnorm_backward(packed, stream)
     if status:
@@ -282,6 +284,36 @@ def batch_norm_backward(
         workspace, workspace_bytes, samples, channels, pixels, channels_first,
     )
     status = _c.batchnorm_backward(packed, stream)
+    if status:
+        load().fail(status)
+
+
+def qk_norm(
+    pointers: Sequence[int], tokens: int, q_heads: int, k_heads: int, head_dim: int, strides: Sequence[int],
+    eps: float, offset: float, round_before_gamma: bool, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    """`pointers`: q, k, q_gamma, k_gamma, q_out, k_out, q_rstd, k_rstd. `strides`: of the token and of the head, of q,
+    k, q_out and k_out."""
+    packed = _QK_NORM.pack(
+        _QK_NORM.size, dtype, param_dtype, *pointers, tokens, q_heads, k_heads, head_dim, *strides, eps, offset,
+        round_before_gamma,
+    )
+    status = _c.qk_norm(packed, stream)
+    if status:
+        load().fail(status)
+
+
+def qk_norm_backward(
+    pointers: Sequence[int], workspace: int, workspace_bytes: int, tokens: int, q_heads: int, k_heads: int,
+    head_dim: int, strides: Sequence[int], offset: float, dtype: int, param_dtype: int, stream: int,
+) -> None:
+    """`pointers`: dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd, k_rstd, dq, dk, dq_gamma, dk_gamma. `strides`: of the
+    token and of the head, of dq_out, dk_out, q, k, dq and dk."""
+    packed = _QK_NORM_GRAD.pack(
+        _QK_NORM_GRAD.size, dtype, param_dtype, *pointers, workspace, workspace_bytes, tokens, q_heads, k_heads,
+        head_dim, *strides, offset,
+    )
+    status = _c.qk_norm_backward(packed, stream)
     if status:
         load().fail(status)
 
@@ -340,9 +372,19 @@ def backward_workspace_bytes(centered: bool, rows: int, cols: int, dtype: int, p
     args, pointers = (_LAYERNORM_GRAD, 10) if centered else (_RMSNORM_GRAD, 8)
 
     def arguments() -> bytes:
-        return args.pack(args.size, dtype, param_dtype, *[0] * pointers, 0, rows, cols, cols, cols, cols, cols, 0)
+        return args.pack(args.size, dtype, param_dtype, *[0] * pointers, 0, rows, cols, cols, cols, cols, cols, 0, 0.0)
 
     return _workspace(_LAYERNORM_BACKWARD if centered else _LAYERNORM_BACKWARD + 1, dtype, param_dtype, cols, arguments)
+
+
+def qk_norm_workspace_bytes(head_dim: int, dtype: int, param_dtype: int) -> int:
+    """What qk_norm_backward works in."""
+
+    def arguments() -> bytes:
+        args = _QK_NORM_GRAD
+        return args.pack(args.size, dtype, param_dtype, *[0] * 14, 1, 1, 0, head_dim, *[0] * 12, 0.0)
+
+    return _workspace(_QK_NORM_BACKWARD, dtype, param_dtype, head_dim, arguments)
 
 
 def batch_norm_workspace_bytes(

@@ -96,6 +96,31 @@ def test_rms_norm(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 33), (5, 256), (4, 2304)])
+def test_weights_about_zero(shape: tuple[int, ...], dtype: str) -> None:
+    x, residual, dy = (values(s, shape, dtype) for s in (1, 2, 3))
+    gamma, beta = (values(s, shape[-1:], dtype) for s in (4, 5))
+    about_one = 1 + wide(gamma)
+    close(nw.layer_norm(x, gamma, beta, EPS, offset=1.0), norm(x, about_one, wide(beta))[0], dtype)
+    close(nw.rms_norm(x, gamma, EPS, offset=1.0), norm(x, about_one, centered=False)[0], dtype)
+    y, h = nw.add_rms_norm(x, residual, gamma, EPS, offset=1.0)
+    close(y, norm(h, about_one, centered=False)[0], dtype)
+    y, h = nw.add_layer_norm(x, residual, gamma, beta, EPS, offset=1.0)
+    close(y, norm(h, about_one, wide(beta))[0], dtype)
+    _, rstd = nw.rms_norm_forward(x, gamma, EPS, offset=1.0)
+    for got, want in zip(nw.rms_norm_backward(dy, x, rstd, gamma, offset=1.0), norm_backward(dy, x, about_one, False)):
+        close(got, want, dtype, 4)
+    _, mean, rstd = nw.layer_norm_forward(x, gamma, beta, EPS, offset=1.0)
+    for got, want in zip(
+        nw.layer_norm_backward(dy, x, mean, rstd, gamma, offset=1.0), norm_backward(dy, x, about_one)
+    ):
+        close(got, want, dtype, 4)
+    np.testing.assert_array_equal(wide(nw.rms_norm(x, None, EPS, offset=1.0)), wide(nw.rms_norm(x, None, EPS)))
+    with pytest.raises(ValueError, match="gamma_offset must be 0 or 1; it is 3"):
+        nw.rms_norm(x, gamma, EPS, offset=3.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_whatever_the_batch(dtype: str) -> None:
     x, gamma = values(1, (300, 1023), dtype), values(2, (1023,), dtype)
     assert not nw.is_batch_invariant()

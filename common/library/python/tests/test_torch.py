@@ -6,6 +6,7 @@ The tensors are on the CPU where the library is a CPU build; what needs a GPU is
 from __future__ import annotations
 
 import copy
+import io
 import threading
 import types
 import weakref
@@ -122,6 +123,55 @@ def test_norms_and_gradients(
             close(mine, theirs, 4)
 
 
+def about_one(gamma: Tensor) -> Tensor:
+    return gamma.detach().double().add(1).requires_grad_()
+
+
+@pytest.mark.parametrize("way", ["native", "python", "operator"])
+@pytest.mark.parametrize("dtype, parameter_type", TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_about_zero(
+    name: str, dtype: torch.dtype, parameter_type: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
+    for shape in ((3, 33), (2, 5, 256), (3, 2304), (2, 5376)):
+        x = values(*shape, seed=1, dtype=dtype, grad=True)
+        residual = (values(*shape, seed=2, dtype=dtype, grad=True),) if "add" in name else ()
+        gamma = values(shape[-1], seed=3, dtype=parameter_type).mul(0.3).requires_grad_()
+        outputs = getattr(nw, name)(x, *residual, gamma, eps=1e-5, offset=1.0)
+        y, h = outputs if residual else (outputs, x)
+        dy = values(*shape, seed=5, dtype=dtype)
+        h64, gamma64 = h.detach().double().requires_grad_(), about_one(gamma)
+        want_y, _ = reference(name, h64, None, gamma64, None, 1e-5)
+        close(y, want_y)
+        got = torch.autograd.grad(y, (x, gamma), dy)
+        assert got[1].dtype == parameter_type
+        for mine, theirs in zip(got, torch.autograd.grad(want_y, (h64, gamma64), dy.double())):
+            close(mine, theirs, 4)
+    with pytest.raises(ValueError, match="gamma_offset must be 0 or 1; it is 2"):
+        getattr(nw, name)(x, *residual, gamma, offset=2.0)
+
+
+def test_weights_about_zero_by_hand() -> None:
+    x, residual, gamma, dy = (values(4, 64, seed=s) for s in (1, 2, 3, 4))
+    gamma = gamma[0].clone()
+    y, rstd = nw.rms_norm_forward(x, gamma, offset=1.0)
+    torch.testing.assert_close(y, nw.rms_norm(x, gamma + 1))
+    for mine, theirs in zip(nw.rms_norm_backward(dy, x, rstd, gamma, offset=1.0),
+                            nw.rms_norm_backward(dy, x, rstd, gamma + 1)):
+        torch.testing.assert_close(mine, theirs)
+    y, mean, rstd = nw.layer_norm_forward(x, gamma, gamma, offset=1.0)
+    torch.testing.assert_close(y, nw.layer_norm(x, gamma + 1, gamma))
+    for mine, theirs in zip(nw.layer_norm_backward(dy, x, mean, rstd, gamma, dh=dy, offset=1.0),
+                            nw.layer_norm_backward(dy, x, mean, rstd, gamma + 1, dh=dy)):
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(nw.add_rms_norm_forward(x, residual, gamma, offset=1.0),
+                               nw.add_rms_norm_forward(x, residual, gamma + 1))
+    torch.testing.assert_close(nw.add_layer_norm_forward(x, residual, gamma, offset=1.0),
+                               nw.add_layer_norm_forward(x, residual, gamma + 1))
+    assert torch.equal(nw.rms_norm(x, offset=1.0), nw.rms_norm(x))  # without gamma there is nothing to add to
+
+
 def test_some_gradients_only() -> None:
     x, gamma, beta, dy = values(5, 64, seed=1), values(64, seed=2), values(64, seed=3), values(5, 64, seed=4)
     want = [t.clone().requires_grad_() for t in (x, gamma, beta)]
@@ -185,15 +235,18 @@ def samples() -> dict[str, list[tuple[Any, ...]]]:
     running, var = values(3, seed=11), values(3, seed=12).abs()
     d = lambda t: t.detach()  # noqa: E731
     return {
-        "layer_norm": [(x, g, b, 1e-5), (x, None, None, 1e-5), (d(x).half(), d(g), None, 1e-5)],
-        "rms_norm": [(x, g, 1e-6, False), (x, None, 1e-6, True)],
-        "add_layer_norm": [(x, r, g, b, 1e-5)],
-        "add_rms_norm": [(x, r, g, 1e-6, False)],
+        "layer_norm": [(x, g, b, 1e-5), (x, g, b, 1e-5, 1.0), (x, None, None, 1e-5), (d(x).half(), d(g), None, 1e-5)],
+        "rms_norm": [(x, g, 1e-6, False), (x, None, 1e-6, True), (x, g, 1e-6, False, 1.0)],
+        "add_layer_norm": [(x, r, g, b, 1e-5), (x, r, g, b, 1e-5, 1.0)],
+        "add_rms_norm": [(x, r, g, 1e-6, False), (x, r, g, 1e-6, False, 1.0)],
         "layer_norm_backward": [
             (dy, d(x), None, d(g), mean, rstd, [True, True, True]),
             (dy, d(x), dy, None, mean, rstd, [True, False, True]),
+            (dy, d(x), dy, d(g), mean, rstd, [True, True, True], None, 1.0),
         ],
-        "rms_norm_backward": [(dy, d(x), None, d(g), rstd, [True, True])],
+        "rms_norm_backward": [
+            (dy, d(x), None, d(g), rstd, [True, True]), (dy, d(x), None, d(g), rstd, [True, True], 1.0),
+        ],
         "batch_norm_train": [(image, g3, b3, running, var, 0.1, 1e-5), (image, None, None, None, None, 0.1, 1e-5)],
         "batch_norm_inference": [(image, g3, b3, running, var, 1e-5)],
         "batch_norm_backward": [(d(image), d(image), d(g3), running, var, [True, True, True])],
@@ -316,6 +369,215 @@ def test_models_in_16_bits(dtype: torch.dtype) -> None:
     x = values(4, 6, 5, 3, dtype=dtype)
     torch.testing.assert_close(mine(x), theirs(x), rtol=2e-2, atol=1e-2)
     torch.testing.assert_close(mine.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nw.LayerNorm, nw.RMSNorm])
+def test_modules_with_weights_about_zero(kind: type[nn.Module]) -> None:
+    mine = kind(48, eps=1e-6, offset=1.0).to(DEVICE)
+    assert torch.equal(mine.weight, torch.zeros_like(mine.weight))
+    assert mine.state_dict().keys() == kind(48).state_dict().keys()
+    theirs = kind.__mro__[1](48, eps=1e-6).to(DEVICE)
+    x = values(5, 48)
+    torch.testing.assert_close(mine(x), theirs(x), rtol=1e-5, atol=1e-5)
+    nn.init.normal_(mine.weight)
+    with torch.no_grad():
+        theirs.weight.copy_(1 + mine.weight)
+    torch.testing.assert_close(copy.deepcopy(mine)(x), theirs(x), rtol=1e-5, atol=1e-5)
+    assert kind(48, elementwise_affine=False, offset=1.0).weight is None
+
+
+# --- A model's own norms ----------------------------------------------------------------------------------------------
+class Root(nn.Module):
+    """What transformers' RMSNorms have in common."""
+
+    def __init__(self, cols: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(cols))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+class Zero(Root):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self._norm(x.float()) * (1.0 + self.weight.float())).type_as(x)
+
+
+class Rounding(Root):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * self._norm(x.float()).to(x.dtype)
+
+
+class Wide(Root):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self._norm(x.float()) * self.weight.float()).type_as(x)
+
+
+class RMSNormOutside(Root):
+    """eps outside of the root."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps) * self.weight
+
+
+class RMSNormTwice(Root):
+    def forward(self, x: Tensor) -> Tensor:
+        return self._norm(x) * (2 + self.weight)
+
+
+class RMSNormGated(Root):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self._norm(x) * self.weight * gate
+
+
+class RMSNormMaybeGated(Rounding):
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x if gate is None else x * gate)
+
+
+class RMSNormCentered(Root):
+    def forward(self, x: Tensor) -> Tensor:
+        return self._norm(x - x.mean(-1, keepdim=True)) * self.weight
+
+
+class RMSNormWithBias(Zero):
+    def __init__(self, cols: int) -> None:
+        super().__init__(cols)
+        self.bias = nn.Parameter(torch.zeros(cols))
+
+
+class RMSNormRoundedSum(Root):
+    """1 + weight in the weight's type: in 16 bits that is another sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self._norm(x.float()) * (1 + self.weight)).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [Zero, Rounding, Wide])
+def test_replace_norms_by_definition(kind: type[Root], dtype: torch.dtype) -> None:
+    theirs = kind(96).to(DEVICE, dtype)
+    nn.init.normal_(theirs.weight)
+    mine = copy.deepcopy(theirs)
+    weight, seen = mine.weight, []
+    mine.register_forward_hook(lambda *_: seen.append(1))
+    assert nw.replace_norms(mine) is mine and mine.weight is weight and not seen
+    assert type(mine) is not kind and isinstance(mine, kind) and type(mine).__name__ == kind.__name__
+    assert type(nw.replace_norms(mine)) is type(mine)
+    x, dy = (values(7, 96, seed=s, dtype=dtype) for s in (1, 2))
+    for one in (mine, copy.deepcopy(mine)):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        outputs = [module(each) for module, each in zip((one, theirs), inputs)]
+        # What is rounded in between may be rounded the other way.
+        same = dict(zip(DTYPES, ((1e-5, 1e-5), (2e-3, 1e-4), (1.6e-2, 1e-3))))[dtype]
+        torch.testing.assert_close(*outputs, rtol=same[0], atol=same[1])
+        got, want = (
+            torch.autograd.grad(y, (each, module.weight), dy)
+            for y, each, module in zip(outputs, inputs, (one, theirs))
+        )
+        torch.testing.assert_close(got, want, rtol=4 * same[0], atol=20 * same[1])
+    assert seen == [1, 1]
+    # Another type of the weight than was checked, or one that the kernels do not have, is the module's own affair.
+    if not GPU:
+        wide_x = x.double()
+        torch.testing.assert_close(mine(wide_x), theirs(wide_x), rtol=0, atol=0)
+    stored = io.BytesIO()
+    torch.save(mine.state_dict(), stored)
+    assert set(mine.state_dict()) == {"weight"}
+
+
+def test_replace_norms_in_mixed_types() -> None:
+    x = values(5, 64, dtype=torch.bfloat16)
+    for kind, dtype in ((Zero, torch.bfloat16), (Wide, torch.bfloat16), (Rounding, torch.float32)):
+        theirs = kind(64).to(DEVICE)
+        mine = nw.replace_norms(copy.deepcopy(theirs))
+        assert mine(x).dtype == theirs(x).dtype == dtype
+        torch.testing.assert_close(mine(x), theirs(x), rtol=1e-2, atol=1e-2)
+
+
+def test_replace_norms_leaves_alone_what_computes_something_else() -> None:
+    made = [RMSNormOutside(32), RMSNormTwice(32), RMSNormGated(32), RMSNormCentered(32), RMSNormWithBias(32),
+            RMSNormRoundedSum(32), nn.Linear(32, 32), nn.GroupNorm(4, 32), nn.PReLU(32)]
+    model = nn.Sequential(*made)
+    kinds = [type(m) for m in made]
+    nw.replace_norms(model)
+    assert [type(m) for m in model] == kinds
+
+
+def test_replace_norms_where_a_call_has_more_arguments() -> None:
+    theirs = RMSNormMaybeGated(32).to(DEVICE)
+    mine = nw.replace_norms(copy.deepcopy(theirs))
+    assert type(mine) is not RMSNormMaybeGated
+    x, gate = values(4, 32, seed=1), values(4, 32, seed=2)
+    torch.testing.assert_close(mine(x), theirs(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine(x, gate), theirs(x, gate), rtol=0, atol=0)
+    torch.testing.assert_close(mine(x, gate=gate), theirs(x, gate=gate), rtol=0, atol=0)
+
+
+def test_a_replaced_module_is_stored_and_compiled() -> None:
+    theirs = nn.Sequential(Zero(32), Rounding(32)).to(DEVICE)
+    mine = nw.replace_norms(copy.deepcopy(theirs))
+    stored = io.BytesIO()
+    torch.save(mine, stored)
+    stored.seek(0)
+    read = torch.load(stored, weights_only=False)
+    assert [type(m) for m in read] == [type(m) for m in mine]
+    torch._dynamo.reset()
+    compiled = torch.compile(mine, fullgraph=True, backend="aot_eager" if not GPU else "inductor")
+    x = values(3, 32)
+    for module in (read, compiled):
+        torch.testing.assert_close(module(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def tiny_models() -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """Configuration, model and sizes, by the names that transformers has for them; and how many norms a layer has."""
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0,
+    }
+    linear = {
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
+    }
+    return {
+        "gemma": ("GemmaConfig", "GemmaForCausalLM", sizes),
+        "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", sizes),
+        "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", sizes),
+        "llama": ("LlamaConfig", "LlamaForCausalLM", sizes),
+        "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {k: v for k, v in sizes.items() if k != "head_dim"}),
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", sizes),
+        "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", sizes | linear),
+    }
+
+
+@pytest.mark.parametrize("name", list(tiny_models()))
+def test_models_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config_name, model_name, sizes = tiny_models()[name]
+    if not hasattr(transformers, config_name):
+        pytest.skip(f"this transformers has no {config_name}")
+    torch.manual_seed(1)
+    config = getattr(transformers, config_name)(**sizes)
+    config._attn_implementation = "eager"
+    theirs = getattr(transformers, model_name)(config).to(DEVICE)
+    norms = [m for m in theirs.modules() if "RMSNorm" in type(m).__name__ and "Gated" not in type(m).__name__]
+    for module in norms:
+        nn.init.normal_(module.weight, std=0.2)
+    mine = nw.replace_norms(copy.deepcopy(theirs))
+    changed = [m for m, before in zip(mine.modules(), theirs.modules()) if type(m) is not type(before)]
+    assert len(changed) == len(norms) >= 5
+    offsets = {m.definition.offset for m in changed}
+    assert offsets == ({1.0} if "gemma" in name or "next" in name else {0.0})
+    assert {m.definition.round_before_gamma for m in changed} == ({False} if offsets == {1.0} else {True})
+    tokens = torch.arange(2 * 12, device=DEVICE).reshape(2, 12) % 64
+    outputs = [model(input_ids=tokens, labels=tokens) for model in (mine, theirs)]
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits, rtol=1e-4, atol=1e-4)
+    for output in outputs:
+        output.loss.backward()
+    wanted = dict(theirs.named_parameters())
+    for key, parameter in mine.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[key].grad, rtol=1e-3, atol=1e-4, msg=lambda m: f"{key}: {m}")
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------
@@ -524,6 +786,8 @@ def bad_calls() -> list[tuple[type[Exception], str, Callable[[], Any]]]:
         (ValueError, "x has the shape", lambda: nw.layer_norm(x[0, 0])),
         (ValueError, "x has the shape", lambda: nw.layer_norm(x[:, :0])),
         (ValueError, "eps", lambda: nw.layer_norm(x, eps=-1.0)),
+        (ValueError, "gamma_offset must be 0 or 1", lambda: nw.rms_norm(x, g, offset=0.5)),
+        (ValueError, "offset must be 0 or 1", lambda: nw.RMSNorm(8, offset=2.0)),
         (ValueError, "dy has the shape", lambda: nw.layer_norm_backward(x[:2], x, g[:4], g[:4])),
         (ValueError, "rstd must be", lambda: nw.layer_norm_backward(x, x, g[:4], g)),
         (TypeError, "out", lambda: nw.layer_norm(x, out=x)),
@@ -548,7 +812,7 @@ def bad_calls() -> list[tuple[type[Exception], str, Callable[[], Any]]]:
 
 
 @pytest.mark.parametrize("way", ["native", "python"])
-@pytest.mark.parametrize("index", range(36))
+@pytest.mark.parametrize("index", range(38))
 def test_errors_name_the_argument(index: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take(way, monkeypatch)
     error, message, call = bad_calls()[index]
@@ -557,7 +821,7 @@ def test_errors_name_the_argument(index: int, way: str, monkeypatch: pytest.Monk
 
 
 def test_every_bad_call_is_tried() -> None:
-    assert len(bad_calls()) == 36
+    assert len(bad_calls()) == 38
 
 
 def eager(name: str, x: Tensor, gamma: Tensor | None) -> Tensor:

@@ -80,18 +80,18 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float,
-        centered: bool, round_before_gamma: bool,
+        centered: bool, round_before_gamma: bool, offset: float,
     ) -> Any:
         cols = x.shape[-1] if x.dim() else 1
         rows = x.numel() // cols if cols else 0
         statistics = torch.empty(2 * rows if centered else rows, dtype=torch.float32, device=x.device)
         address = statistics.data_ptr()
         y, h = _launch.forward(
-            x, residual, gamma, beta, eps, centered, round_before_gamma, address,
+            x, residual, gamma, beta, eps, centered, round_before_gamma, offset, address,
             address + 4 * rows if centered else address,
         )
         ctx.save_for_backward(x if h is None else h, gamma, statistics)
-        ctx.centered = centered
+        ctx.centered, ctx.offset = centered, offset
         ctx.parameter_type = None if beta is None else beta.dtype
         if h is None:
             return y
@@ -104,101 +104,178 @@ class _Norm(torch.autograd.Function):
         normalized, gamma, statistics = ctx.saved_tensors
         want_x, want_residual, want_gamma, want_beta, *_ = ctx.needs_input_grad
         if dy is None:  # nothing depends on y: h = x + residual alone is left
-            return dh if want_x else None, dh if want_residual else None, None, None, None, None, None
+            return dh if want_x else None, dh if want_residual else None, *[None] * 6
         address = statistics.data_ptr()
         mean, rstd = (address, address + 2 * statistics.numel()) if ctx.centered else (0, address)
         dx, dgamma, dbeta = _launch.backward(
             dy, normalized, dh, gamma, mean, rstd, (want_x or want_residual, want_gamma, want_beta), ctx.parameter_type,
-            ctx.centered,
+            ctx.centered, ctx.offset,
         )
-        return dx if want_x else None, dx if want_residual else None, dgamma, dbeta, None, None, None
+        return dx if want_x else None, dx if want_residual else None, dgamma, dbeta, *[None] * 4
 
 
-def layer_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5, *, offset: float = 0.0
+) -> Tensor:
     if is_compiling() or not _direct(x, gamma, beta):
-        return operators.layer_norm(x, gamma, beta, eps)[0]
-    y = _native.layer_norm(x, gamma, beta, eps)
+        return operators.layer_norm(x, gamma, beta, eps, offset)[0]
+    y = _native.layer_norm(x, gamma, beta, eps, offset)
     if y is not None:
         return y
     if _differentiated(x, gamma, beta):
-        return _Norm.apply(x, None, gamma, beta, eps, True, False)
-    return _launch.forward(x, None, gamma, beta, eps, True, False, 0, 0)[0]
+        return _Norm.apply(x, None, gamma, beta, eps, True, False, offset)
+    return _launch.forward(x, None, gamma, beta, eps, True, False, offset, 0, 0)[0]
 
 
-def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False) -> Tensor:
+def rms_norm(
+    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, offset: float = 0.0
+) -> Tensor:
     if is_compiling() or not _direct(x, gamma, None):
-        return operators.rms_norm(x, gamma, eps, round_before_gamma)[0]
-    y = _native.rms_norm(x, gamma, eps, round_before_gamma)
+        return operators.rms_norm(x, gamma, eps, round_before_gamma, offset)[0]
+    y = _native.rms_norm(x, gamma, eps, round_before_gamma, offset)
     if y is not None:
         return y
     if _differentiated(x, gamma, None):
-        return _Norm.apply(x, None, gamma, None, eps, False, round_before_gamma)
-    return _launch.forward(x, None, gamma, None, eps, False, round_before_gamma, 0, 0)[0]
+        return _Norm.apply(x, None, gamma, None, eps, False, round_before_gamma, offset)
+    return _launch.forward(x, None, gamma, None, eps, False, round_before_gamma, offset, 0, 0)[0]
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5, *,
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     if residual is None:
         raise TypeError("residual is None; it must be a torch.Tensor")
     if is_compiling() or not _direct(x, gamma, beta, residual):
-        y, h, _, _ = operators.add_layer_norm(x, residual, gamma, beta, eps)
+        y, h, _, _ = operators.add_layer_norm(x, residual, gamma, beta, eps, offset)
         return y, h
-    outputs = _native.add_layer_norm(x, residual, gamma, beta, eps)
+    outputs = _native.add_layer_norm(x, residual, gamma, beta, eps, offset)
     if outputs is not None:
         return outputs
     if _differentiated(x, gamma, beta, residual):
-        return _Norm.apply(x, residual, gamma, beta, eps, True, False)
-    return _launch.forward(x, residual, gamma, beta, eps, True, False, 0, 0)  # type: ignore[return-value]
+        return _Norm.apply(x, residual, gamma, beta, eps, True, False, offset)
+    return _launch.forward(x, residual, gamma, beta, eps, True, False, offset, 0, 0)  # type: ignore[return-value]
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *,
+    offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     if residual is None:
         raise TypeError("residual is None; it must be a torch.Tensor")
     if is_compiling() or not _direct(x, gamma, None, residual):
-        y, h, _ = operators.add_rms_norm(x, residual, gamma, eps, round_before_gamma)
+        y, h, _ = operators.add_rms_norm(x, residual, gamma, eps, round_before_gamma, offset)
         return y, h
-    outputs = _native.add_rms_norm(x, residual, gamma, eps, round_before_gamma)
+    outputs = _native.add_rms_norm(x, residual, gamma, eps, round_before_gamma, offset)
     if outputs is not None:
         return outputs
     if _differentiated(x, gamma, None, residual):
-        return _Norm.apply(x, residual, gamma, None, eps, False, round_before_gamma)
-    return _launch.forward(x, residual, gamma, None, eps, False, round_before_gamma, 0, 0)  # type: ignore[return-value]
+        return _Norm.apply(x, residual, gamma, None, eps, False, round_before_gamma, offset)
+    return _launch.forward(  # type: ignore[return-value]
+        x, residual, gamma, None, eps, False, round_before_gamma, offset, 0, 0
+    )
 
 
 def layer_norm_forward(
-    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return operators.layer_norm(x, gamma, beta, eps)
+    return operators.layer_norm(x, gamma, beta, eps, offset)
 
 
 def rms_norm_forward(
-    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False
+    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, round_before_gamma: bool = False, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    return operators.rms_norm(x, gamma, eps, round_before_gamma)
+    return operators.rms_norm(x, gamma, eps, round_before_gamma, offset)
 
 
 def add_layer_norm_forward(x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None,
-                           eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return operators.add_layer_norm(x, residual, gamma, beta, eps)
+                           eps: float = 1e-5, *, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return operators.add_layer_norm(x, residual, gamma, beta, eps, offset)
 
 
 def add_rms_norm_forward(x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6,
-                         round_before_gamma: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    return operators.add_rms_norm(x, residual, gamma, eps, round_before_gamma)
+                         round_before_gamma: bool = False, *, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    return operators.add_rms_norm(x, residual, gamma, eps, round_before_gamma, offset)
 
 
 def layer_norm_backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor | None = None,
-                        dh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    return operators.layer_norm_backward(dy, x, dh, gamma, mean, rstd, [True, True, True])
+                        dh: Tensor | None = None, *, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    return operators.layer_norm_backward(dy, x, dh, gamma, mean, rstd, [True, True, True], None, offset)
 
 
 def rms_norm_backward(
-    dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None = None, dh: Tensor | None = None
+    dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor | None = None, dh: Tensor | None = None, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    return operators.rms_norm_backward(dy, x, dh, gamma, rstd, [True, True])
+    return operators.rms_norm_backward(dy, x, dh, gamma, rstd, [True, True], offset)
+
+
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+class _QkNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float,
+        offset: float, round_before_gamma: bool,
+    ) -> Any:
+        q_rows = q.numel() // q.shape[-1] if q.dim() and q.shape[-1] else 0
+        k_rows = k.numel() // k.shape[-1] if k is not None and k.dim() and k.shape[-1] else 0
+        rstd = torch.empty(q_rows + k_rows, dtype=torch.float32, device=q.device)
+        ctx.rstd_at = rstd.data_ptr(), rstd.data_ptr() + 4 * q_rows
+        q_out, k_out = _launch.heads_forward(
+            q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, *ctx.rstd_at
+        )
+        ctx.save_for_backward(q, k, q_gamma, k_gamma, rstd)
+        ctx.offset = offset
+        return q_out if k_out is None else (q_out, k_out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq_out: Tensor, dk_out: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, k, q_gamma, k_gamma, _ = ctx.saved_tensors
+        found = _launch.heads_backward(
+            dq_out, dk_out, q, k, q_gamma, k_gamma, *ctx.rstd_at, ctx.offset, tuple(ctx.needs_input_grad[:4])
+        )
+        return *found, None, None, None
+
+
+def qk_norm(
+    q: Tensor, k: Tensor | None = None, q_gamma: Tensor | None = None, k_gamma: Tensor | None = None,
+    eps: float = 1e-6, offset: float = 0.0, round_before_gamma: bool = False, inplace: bool = False,
+) -> Any:
+    direct = not is_compiling() and _direct(q, q_gamma, k_gamma, k)
+    differentiated = _differentiated(q, q_gamma, k_gamma, k)
+    if inplace:
+        if differentiated:
+            raise ValueError("inplace is True, and a gradient is wanted: that needs q and k as they are")
+        if direct:
+            _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, True, 0, 0)
+        else:
+            operators.qk_norm_(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+        return q if k is None else (q, k)
+    if not direct:
+        q_out, k_out, _, _ = operators.qk_norm(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+        return q_out if k is None else (q_out, k_out)
+    if differentiated:
+        return _QkNorm.apply(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+    q_out, k_out = _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, 0, 0)
+    return q_out if k_out is None else (q_out, k_out)
+
+
+def qk_norm_forward(
+    q: Tensor, k: Tensor | None = None, q_gamma: Tensor | None = None, k_gamma: Tensor | None = None,
+    eps: float = 1e-6, offset: float = 0.0, round_before_gamma: bool = False,
+) -> tuple[Tensor, ...]:
+    q_out, k_out, q_rstd, k_rstd = operators.qk_norm(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma)
+    return (q_out, q_rstd) if k is None else (q_out, k_out, q_rstd, k_rstd)
+
+
+def qk_norm_backward(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None = None,
+    q_gamma: Tensor | None = None, k_gamma: Tensor | None = None, offset: float = 0.0,
+) -> tuple[Tensor, ...]:
+    dq, dk, dq_gamma, dk_gamma = operators.qk_norm_backward(
+        dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd, k_rstd, offset, [True, k is not None, True, k is not None]
+    )
+    return (dq, dq_gamma) if k is None else (dq, dk, dq_gamma, dk_gamma)
 
 
 # --- Eight bits out ---------------------------------------------------------------------------------------------------

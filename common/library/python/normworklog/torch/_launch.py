@@ -24,16 +24,16 @@ _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
 
-def launch(x: Tensor, function: Callable[..., None], *arguments: object) -> None:
+def launch(x: Tensor, function: Callable[..., None], *arguments: object, **named: object) -> None:
     """Calls a function of `_library` with the current stream of x's device."""
     index = x.get_device()
     if index < 0:  # on the CPU
-        function(*arguments, 0)
+        function(*arguments, 0, **named)
     elif index == _current_device():
-        function(*arguments, _raw_stream(index))
+        function(*arguments, _raw_stream(index), **named)
     else:
         with torch.cuda.device(index):
-            function(*arguments, _raw_stream(index))
+            function(*arguments, _raw_stream(index), **named)
 
 
 # --- What is accepted -------------------------------------------------------------------------------------------------
@@ -132,11 +132,13 @@ def pointer(tensor: Tensor | None) -> int:
 # --- Norms over rows --------------------------------------------------------------------------------------------------
 def forward(
     x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
-    round_before_gamma: bool, mean: int, rstd: int,
+    round_before_gamma: bool, offset: float, mean: int, rstd: int,
 ) -> tuple[Tensor, Tensor | None]:
     """y, and h = x + residual where there is a residual. `mean` and `rstd` are addresses of [rows] floats; 0: not
     wanted."""
     check_tensor("x", x)
+    if residual is None and not centered and lies_as_heads(x):
+        return heads_forward(x, None, gamma, None, eps, offset, round_before_gamma, False, rstd, 0)[0], None
     flat, rows, cols, stride = rows_of("x", x)
     gamma, beta, parameter_type = check_parameters(gamma, beta, cols, x)
     y = torch.empty_like(x) if flat is x else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -145,7 +147,7 @@ def forward(
         launch(
             x, _library.layer_norm if centered else _library.rms_norm, flat.data_ptr(),
             0 if gamma is None else gamma.data_ptr(), 0 if beta is None else beta.data_ptr(), y.data_ptr(), mean, rstd,
-            rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type,
+            rows, cols, stride, cols, eps, round_before_gamma, dtype, parameter_type, offset=offset,
         )
         return y, None
     check_like("residual", residual, x)
@@ -154,7 +156,7 @@ def forward(
     launch(
         x, _library.add_layer_norm if centered else _library.add_rms_norm, flat.data_ptr(), residual_flat.data_ptr(),
         pointer(gamma), pointer(beta), h.data_ptr(), y.data_ptr(), mean, rstd, rows, cols, stride, residual_stride,
-        cols, cols, eps, round_before_gamma, dtype, parameter_type,
+        cols, cols, eps, round_before_gamma, dtype, parameter_type, offset=offset,
     )
     return y, h
 
@@ -198,12 +200,17 @@ def quantized(
 
 def backward(
     dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: int, rstd: int,
-    wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool,
+    wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool, offset: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dgamma and dbeta as far as they are `wanted`; dgamma and dbeta are of the type of gamma, else
     `parameter_type`, else that of x."""
     check_tensor("x", x)
     check_like("dy", dy, x)
+    if dh is None and not centered and (lies_as_heads(x) or lies_as_heads(dy)):
+        dx, _, dgamma, _ = heads_backward(
+            dy, None, x, None, gamma, None, rstd, 0, offset, (wanted[0], False, wanted[1], False)
+        )
+        return dx, dgamma, None
     flat, rows, cols, stride = rows_of("x", x)
     dy_flat, _, _, dy_stride = rows_of("dy", dy)
     dh_at, dh_stride = 0, cols
@@ -222,9 +229,156 @@ def backward(
     launch(
         x, _library.layer_norm_backward if centered else _library.rms_norm_backward, dy_flat.data_ptr(),
         flat.data_ptr(), dh_at, pointer(gamma), mean, rstd, pointer(dx), pointer(dgamma), pointer(dbeta), pointer(room),
-        room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype], DTYPES[kind],
+        room_bytes, rows, cols, dy_stride, stride, dh_stride, cols, DTYPES[x.dtype], DTYPES[kind], offset=offset,
     )
     return dx, dgamma, dbeta
+
+
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+class Heads(NamedTuple):
+    tensor: Tensor  # [tokens, heads, head_dim]
+    tokens: int
+    heads: int
+    head_dim: int
+    strides: tuple[int, int]  # from a token to the next, from a head to the next
+
+
+NO_HEADS = Heads(torch.empty(0), 0, 0, 0, (0, 0))
+
+
+def heads_at(flat: Tensor) -> Heads | None:
+    """[tokens, heads, head_dim] as the kernels take it, or None where the heads of a token are no runs of elements."""
+    tokens, heads, cols = flat.shape
+    token_stride, head_stride, step = flat.stride()
+    if heads == 1:
+        head_stride = cols
+    length = (heads - 1) * head_stride + cols  # of a token
+    if tokens == 1:
+        token_stride = length
+    if (cols > 1 and step != 1) or head_stride < cols or token_stride < length:
+        return None
+    return Heads(flat, tokens, heads, cols, (token_stride, head_stride))
+
+
+def heads_of(name: str, tensor: Tensor) -> Heads:
+    """[..., heads, head_dim], of a copy without gaps where the tokens are not evenly spaced."""
+    if tensor.dim() < 3 or 0 in tensor.shape[-2:]:
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)}; it must be [..., heads, head_dim], neither of them 0"
+        )
+    flat = tensor.flatten(0, -3)  # a view where the leading axes step over each other evenly
+    at = heads_at(flat) or heads_at(flat.contiguous())
+    assert at is not None
+    return at
+
+
+def lies_as_heads(tensor: Tensor) -> bool:
+    """Whether its rows are no evenly spaced runs of elements, but those of the heads of evenly spaced tokens."""
+    if tensor.is_contiguous() or tensor.dim() < 3 or tensor.numel() == 0 or tensor.stride(-1) != 1:
+        return False
+    *leading, heads, _ = tensor.shape
+    steps = [(size, stride) for size, stride in zip(leading, tensor.stride()) if size > 1]
+    if heads == 1 or not steps or steps[-1][1] == heads * tensor.stride(-2):
+        return False  # rows at one stride
+    even = all(outer == size * inner for (_, outer), (size, inner) in zip(steps, steps[1:]))
+    return even and heads_at(tensor.flatten(0, -3)) is not None
+
+
+def check_heads(name: str, tensor: Tensor, q: Tensor) -> None:
+    """Like q, but for the number of heads."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if tensor.dtype != q.dtype:
+        raise TypeError(f"{name} is of {tensor.dtype}; it must be of {q.dtype}, as q is")
+    if tensor.device != q.device:
+        raise ValueError(f"{name} is on {tensor.device}, but q on {q.device}")
+    if tensor.dim() != q.dim() or tensor.shape[:-2] != q.shape[:-2] or tensor.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)}; but for its heads it must be {tuple(q.shape)}, as that of q"
+        )
+
+
+def gammas_of_heads(
+    q_gamma: Tensor | None, k_gamma: Tensor | None, size: int, q: Tensor
+) -> tuple[Tensor | None, Tensor | None, torch.dtype]:
+    kind = None
+    if q_gamma is not None:
+        q_gamma = check_vector("q_gamma", q_gamma, size, q)
+        kind = q_gamma.dtype
+    if k_gamma is not None:
+        k_gamma = check_vector("k_gamma", k_gamma, size, q, kind)
+        kind = k_gamma.dtype
+    return q_gamma, k_gamma, kind or q.dtype
+
+
+def heads_forward(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool, inplace: bool, q_rstd: int, k_rstd: int,
+) -> tuple[Tensor, Tensor | None]:
+    """The norms of q and k, in one launch. `q_rstd` and `k_rstd` are addresses of [tokens, heads] floats; 0: not
+    wanted."""
+    check_tensor("q", q)
+    at = heads_of("q", q)
+    k_at = NO_HEADS
+    if k is not None:
+        check_heads("k", k, q)
+        k_at = heads_of("k", k)
+    q_gamma, k_gamma, kind = gammas_of_heads(q_gamma, k_gamma, at.head_dim, q)
+    if inplace:
+        for name, tensor, heads in (("q", q, at), ("k", k, k_at)):
+            if tensor is not None and tensor.numel() > 0 and heads.tensor.data_ptr() != tensor.data_ptr():
+                raise ValueError(f"{name} cannot be written in place: its heads are not evenly spaced")
+        q_out, k_out, strides = q, k, (*at.strides, *k_at.strides)
+    else:
+        q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        k_out = None if k is None else torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        strides = (at.heads * at.head_dim, at.head_dim, k_at.heads * k_at.head_dim, k_at.head_dim)
+    launch(
+        q, _library.qk_norm,
+        (at.tensor.data_ptr(), k_at.tensor.data_ptr() if k_at.heads else 0, pointer(q_gamma), pointer(k_gamma),
+         q_out.data_ptr(), pointer(k_out), q_rstd, k_rstd),
+        at.tokens, at.heads, k_at.heads, at.head_dim, (*at.strides, *k_at.strides, *strides), eps, offset,
+        round_before_gamma, DTYPES[q.dtype], DTYPES[kind],
+    )
+    for tensor in (q, k) if inplace else ():
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+    return q_out, k_out
+
+
+def heads_backward(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_gamma: Tensor | None,
+    k_gamma: Tensor | None, q_rstd: int, k_rstd: int, offset: float, wanted: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """dq, dk, dq_gamma and dk_gamma as far as they are `wanted`."""
+    check_tensor("q", q)
+    check_like("dq_out", dq_out, q, "q")
+    at, dq_at, k_at, dk_at = heads_of("q", q), heads_of("dq_out", dq_out), NO_HEADS, NO_HEADS
+    if k is not None:
+        check_heads("k", k, q)
+        check_like("dk_out", dk_out, k, "k")  # type: ignore[arg-type]
+        k_at, dk_at = heads_of("k", k), heads_of("dk_out", dk_out)  # type: ignore[arg-type]
+    q_gamma, k_gamma, kind = gammas_of_heads(q_gamma, k_gamma, at.head_dim, q)
+    new = [
+        torch.empty(shape, dtype=dtype, device=q.device) if want and shape is not None else None
+        for want, shape, dtype in zip(
+            wanted, (q.shape, None if k is None else k.shape, (at.head_dim,), None if k is None else (at.head_dim,)),
+            (q.dtype, q.dtype, kind, kind),
+        )
+    ]
+    room_bytes = _library.qk_norm_workspace_bytes(at.head_dim, DTYPES[q.dtype], DTYPES[kind])
+    room = torch.empty(room_bytes, dtype=torch.uint8, device=q.device)
+    launch(
+        q, _library.qk_norm_backward,
+        (dq_at.tensor.data_ptr(), dk_at.tensor.data_ptr() if k_at.heads else 0, at.tensor.data_ptr(),
+         k_at.tensor.data_ptr() if k_at.heads else 0, pointer(q_gamma), pointer(k_gamma), q_rstd, k_rstd,
+         *[pointer(tensor) for tensor in new]),
+        room.data_ptr(), room_bytes, at.tokens, at.heads, k_at.heads, at.head_dim,
+        (*dq_at.strides, *dk_at.strides, *at.strides, *k_at.strides, at.heads * at.head_dim, at.head_dim,
+         k_at.heads * k_at.head_dim, k_at.head_dim),
+        offset, DTYPES[q.dtype], DTYPES[kind],
+    )
+    return new[0], new[1], new[2], new[3]
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------

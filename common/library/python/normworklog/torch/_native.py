@@ -23,10 +23,13 @@ from .. import _library
 SOURCE = Path(__file__).with_name("native.cpp")
 
 
+CALLS = 2  # grows where what its functions are called with changes
+
+
 def file_name() -> str:
     """Of one PyTorch and one Python: with another it would crash."""
     words = re.sub(r"[^A-Za-z0-9]+", "_", f"{torch.__version__} {sysconfig.get_config_var('SOABI')}")
-    return f"_native_{words}.so"
+    return f"_native_{CALLS}_{words}.so"
 
 
 def folders() -> list[Path]:

@@ -44,10 +44,12 @@ def _define(schema: str, implementation: Any, fake: Any) -> None:
 
 # --- Norms over rows --------------------------------------------------------------------------------------------------
 def _norm(x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float, centered: bool,
-          round_before_gamma: bool) -> tuple[Tensor, ...]:
+          round_before_gamma: bool, offset: float) -> tuple[Tensor, ...]:
     """(y, h if there is a residual, mean if centered, rstd)."""
     mean, rstd = _floats(x, _rows(x)) if centered else None, _floats(x, _rows(x))
-    y, h = _launch.forward(x, residual, gamma, beta, eps, centered, round_before_gamma, pointer(mean), rstd.data_ptr())
+    y, h = _launch.forward(
+        x, residual, gamma, beta, eps, centered, round_before_gamma, offset, pointer(mean), rstd.data_ptr()
+    )
     return tuple(t for t in (y, h, mean, rstd) if t is not None)
 
 
@@ -58,7 +60,7 @@ def _norm_fake(x: Tensor, residual: Tensor | None, centered: bool) -> tuple[Tens
 
 def _norm_backward(
     dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: Tensor | None, rstd: Tensor, mask: list[bool],
-    parameter_type: torch.dtype | None,
+    parameter_type: torch.dtype | None, offset: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = _rows(x)
     for name, vector in (("mean", mean), ("rstd", rstd)):
@@ -72,7 +74,8 @@ def _norm_backward(
                 f"{name} must be a contiguous tensor of {rows} float32 on {x.device}, as the forward pass wrote it"
             )
     found = _launch.backward(
-        dy, x, dh, gamma, pointer(mean), rstd.data_ptr(), (mask[0], mask[1], mask[2]), parameter_type, mean is not None
+        dy, x, dh, gamma, pointer(mean), rstd.data_ptr(), (mask[0], mask[1], mask[2]), parameter_type, mean is not None,
+        offset,
     )
     return tuple(_optional(t, x) for t in found)  # type: ignore[return-value]
 
@@ -88,50 +91,63 @@ def _norm_backward_fake(
     )
 
 
-_define("layer_norm(Tensor x, Tensor? gamma, Tensor? beta, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
-        lambda x, gamma, beta, eps: _norm(x, None, gamma, beta, eps, True, False),
-        lambda x, gamma, beta, eps: _norm_fake(x, None, True))
-_define("rms_norm(Tensor x, Tensor? gamma, float eps, bool round_before_gamma) -> (Tensor y, Tensor rstd)",
-        lambda x, gamma, eps, rounded: _norm(x, None, gamma, None, eps, False, rounded),
-        lambda x, gamma, eps, rounded: _norm_fake(x, None, False))
+# `offset`, 0 or 1, is added to gamma.
 _define(
-    "add_layer_norm(Tensor x, Tensor residual, Tensor? gamma, Tensor? beta, float eps) -> (Tensor y, Tensor h, Tensor "
-    "mean, Tensor rstd)",
-    lambda x, residual, gamma, beta, eps: _norm(x, residual, gamma, beta, eps, True, False),
-    lambda x, residual, gamma, beta, eps: _norm_fake(x, residual, True),
+    "layer_norm(Tensor x, Tensor? gamma, Tensor? beta, float eps, float offset=0.0) -> (Tensor y, Tensor mean, Tensor "
+    "rstd)",
+    lambda x, gamma, beta, eps, offset=0.0: _norm(x, None, gamma, beta, eps, True, False, offset),
+    lambda x, gamma, beta, eps, offset=0.0: _norm_fake(x, None, True),
 )
 _define(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? gamma, float eps, bool round_before_gamma) -> (Tensor y, Tensor "
-    "h, Tensor rstd)",
-    lambda x, residual, gamma, eps, rounded: _norm(x, residual, gamma, None, eps, False, rounded),
-    lambda x, residual, gamma, eps, rounded: _norm_fake(x, residual, False),
+    "rms_norm(Tensor x, Tensor? gamma, float eps, bool round_before_gamma, float offset=0.0) -> (Tensor y, Tensor "
+    "rstd)",
+    lambda x, gamma, eps, rounded, offset=0.0: _norm(x, None, gamma, None, eps, False, rounded, offset),
+    lambda x, gamma, eps, rounded, offset=0.0: _norm_fake(x, None, False),
+)
+_define(
+    "add_layer_norm(Tensor x, Tensor residual, Tensor? gamma, Tensor? beta, float eps, float offset=0.0) -> (Tensor y, "
+    "Tensor h, Tensor mean, Tensor rstd)",
+    lambda x, residual, gamma, beta, eps, offset=0.0: _norm(x, residual, gamma, beta, eps, True, False, offset),
+    lambda x, residual, gamma, beta, eps, offset=0.0: _norm_fake(x, residual, True),
+)
+_define(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? gamma, float eps, bool round_before_gamma, float offset=0.0) -> "
+    "(Tensor y, Tensor h, Tensor rstd)",
+    lambda x, residual, gamma, eps, rounded, offset=0.0: _norm(
+        x, residual, gamma, None, eps, False, rounded, offset
+    ),
+    lambda x, residual, gamma, eps, rounded, offset=0.0: _norm_fake(x, residual, False),
 )
 # `mask`: which of dx, dgamma, dbeta are wanted; the others come back empty. `parameter_type`: of dgamma and dbeta where
 # there is no gamma to tell.
 _define(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor mean, Tensor rstd, bool[] mask, "
-    "ScalarType? parameter_type=None) -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
-    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward(
-        dy, x, dh, gamma, mean, rstd, mask, parameter_type
+    "ScalarType? parameter_type=None, float offset=0.0) -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
+    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None, offset=0.0: _norm_backward(
+        dy, x, dh, gamma, mean, rstd, mask, parameter_type, offset
     ),
-    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None: _norm_backward_fake(
+    lambda dy, x, dh, gamma, mean, rstd, mask, parameter_type=None, offset=0.0: _norm_backward_fake(
         dy, x, gamma, mask, parameter_type
     ),
 )
 _define(
-    "rms_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor rstd, bool[] mask) -> (Tensor dx, Tensor "
-    "dgamma)",
-    lambda dy, x, dh, gamma, rstd, mask: _norm_backward(dy, x, dh, gamma, None, rstd, [*mask, False], None)[:2],
-    lambda dy, x, dh, gamma, rstd, mask: _norm_backward_fake(dy, x, gamma, mask, None),
+    "rms_norm_backward(Tensor dy, Tensor x, Tensor? dh, Tensor? gamma, Tensor rstd, bool[] mask, float offset=0.0) -> "
+    "(Tensor dx, Tensor dgamma)",
+    lambda dy, x, dh, gamma, rstd, mask, offset=0.0: _norm_backward(
+        dy, x, dh, gamma, None, rstd, [*mask, False], None, offset
+    )[:2],
+    lambda dy, x, dh, gamma, rstd, mask, offset=0.0: _norm_backward_fake(dy, x, gamma, mask, None),
 )
 
 operators = torch.ops.normworklog
 
 
 def _save_norm(
-    ctx: Any, normalized: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor | None, rstd: Tensor
+    ctx: Any, normalized: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    offset: float,
 ) -> None:
     ctx.save_for_backward(normalized, gamma, mean, rstd)
+    ctx.offset = offset
     ctx.parameter_type = None if beta is None else beta.dtype
     ctx.set_materialize_grads(False)
 
@@ -145,58 +161,172 @@ def _norm_gradients(
         return dh if want_dx else None, None, None
     mask = [want_dx, want_dgamma, want_dbeta]
     if mean is None:
-        found = (*operators.rms_norm_backward(dy, normalized, dh, gamma, rstd, mask[:2]), None)
+        found = (*operators.rms_norm_backward(dy, normalized, dh, gamma, rstd, mask[:2], ctx.offset), None)
     else:
-        found = operators.layer_norm_backward(dy, normalized, dh, gamma, mean, rstd, mask, ctx.parameter_type)
+        found = operators.layer_norm_backward(
+            dy, normalized, dh, gamma, mean, rstd, mask, ctx.parameter_type, ctx.offset
+        )
     return tuple(gradient if wanted else None for gradient, wanted in zip(found, mask))
 
 
 def _layer_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gamma, beta, _ = inputs
-    _save_norm(ctx, x, gamma, beta, output[1], output[2])
+    x, gamma, beta, _, offset = inputs
+    _save_norm(ctx, x, gamma, beta, output[1], output[2], offset)
     ctx.mark_non_differentiable(output[1], output[2])
 
 
 def _layer_norm_gradient(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     want_x, want_gamma, want_beta = ctx.needs_input_grad[:3]
-    return *_norm_gradients(ctx, dy, None, want_x, want_gamma, want_beta), None
+    return *_norm_gradients(ctx, dy, None, want_x, want_gamma, want_beta), None, None
 
 
 def _rms_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gamma, _, _ = inputs
-    _save_norm(ctx, x, gamma, None, None, output[1])
+    x, gamma, _, _, offset = inputs
+    _save_norm(ctx, x, gamma, None, None, output[1], offset)
     ctx.mark_non_differentiable(output[1])
 
 
 def _rms_norm_gradient(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     want_x, want_gamma = ctx.needs_input_grad[:2]
-    return *_norm_gradients(ctx, dy, None, want_x, want_gamma, False)[:2], None, None
+    return *_norm_gradients(ctx, dy, None, want_x, want_gamma, False)[:2], None, None, None
 
 
 def _add_layer_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, gamma, beta, _ = inputs
+    _, _, gamma, beta, _, offset = inputs
     _, h, mean, rstd = output
-    _save_norm(ctx, h, gamma, beta, mean, rstd)
+    _save_norm(ctx, h, gamma, beta, mean, rstd, offset)
     ctx.mark_non_differentiable(mean, rstd)
 
 
 def _add_layer_norm_gradient(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     want_x, want_residual, want_gamma, want_beta = ctx.needs_input_grad[:4]
     dx, dgamma, dbeta = _norm_gradients(ctx, dy, dh, want_x or want_residual, want_gamma, want_beta)
-    return dx if want_x else None, dx if want_residual else None, dgamma, dbeta, None
+    return dx if want_x else None, dx if want_residual else None, dgamma, dbeta, None, None
 
 
 def _add_rms_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, gamma, _, _ = inputs
+    _, _, gamma, _, _, offset = inputs
     _, h, rstd = output
-    _save_norm(ctx, h, gamma, None, None, rstd)
+    _save_norm(ctx, h, gamma, None, None, rstd, offset)
     ctx.mark_non_differentiable(rstd)
 
 
 def _add_rms_norm_gradient(ctx: Any, dy: Tensor | None, dh: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     want_x, want_residual, want_gamma = ctx.needs_input_grad[:3]
     dx, dgamma, _ = _norm_gradients(ctx, dy, dh, want_x or want_residual, want_gamma, False)
-    return dx if want_x else None, dx if want_residual else None, dgamma, None, None
+    return dx if want_x else None, dx if want_residual else None, dgamma, None, None, None
+
+
+# --- Heads of q and k -------------------------------------------------------------------------------------------------
+def _tokens(q: Tensor) -> int:
+    tokens = 1
+    for size in q.shape[:-2]:
+        tokens *= size
+    return tokens
+
+
+def _qk_norm(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> tuple[Tensor, ...]:
+    """(q_out, k_out, q_rstd, k_rstd); those of k are empty where there is none."""
+    rstd = [None if t is None else torch.empty(t.shape[:-1].numel(), dtype=torch.float32, device=q.device).view(
+        -1, t.shape[-2]) for t in (q, k)]
+    q_out, k_out = _launch.heads_forward(
+        q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, False, pointer(rstd[0]), pointer(rstd[1])
+    )
+    assert rstd[0] is not None
+    return q_out, _optional(k_out, q), rstd[0], _optional(rstd[1], rstd[0])
+
+
+def _qk_norm_fake(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> tuple[Tensor, ...]:
+    k_shape, k_rows = ((0,), (0,)) if k is None else (k.shape, (_tokens(k), k.shape[-2]))
+    return (q.new_empty(q.shape), q.new_empty(k_shape), q.new_empty((_tokens(q), q.shape[-2]), dtype=torch.float32),
+            q.new_empty(k_rows, dtype=torch.float32))
+
+
+def _qk_norm_in_place(
+    q: Tensor, k: Tensor | None, q_gamma: Tensor | None, k_gamma: Tensor | None, eps: float, offset: float,
+    round_before_gamma: bool,
+) -> None:
+    _launch.heads_forward(q, k, q_gamma, k_gamma, eps, offset, round_before_gamma, True, 0, 0)
+
+
+def _qk_norm_backward(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_gamma: Tensor | None,
+    k_gamma: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None, offset: float, mask: list[bool],
+) -> tuple[Tensor, ...]:
+    for name, vector, heads in (("q_rstd", q_rstd, q), ("k_rstd", k_rstd, k)):
+        if heads is None:
+            continue
+        shape = (_tokens(heads), heads.shape[-2])
+        if vector is None or vector.dtype != torch.float32 or tuple(vector.shape) != shape or (
+            vector.device != q.device or not vector.is_contiguous()
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous tensor of {shape} float32 on {q.device}, as the forward pass wrote it"
+            )
+    found = _launch.heads_backward(
+        dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd.data_ptr(), pointer(k_rstd), offset,
+        (mask[0], mask[1], mask[2], mask[3]),
+    )
+    return tuple(_optional(t, q) for t in found)
+
+
+def _qk_norm_backward_fake(
+    dq_out: Tensor, dk_out: Tensor | None, q: Tensor, k: Tensor | None, q_gamma: Tensor | None,
+    k_gamma: Tensor | None, q_rstd: Tensor, k_rstd: Tensor | None, offset: float, mask: list[bool],
+) -> tuple[Tensor, ...]:
+    some = q_gamma if q_gamma is not None else k_gamma
+    dtype = q.dtype if some is None else some.dtype
+    k_shapes = (None, None) if k is None else (k.shape, q.shape[-1:])
+    shapes = (q.shape, k_shapes[0], q.shape[-1:], k_shapes[1])
+    return tuple(
+        q.new_empty(shape, dtype=t) if wanted and shape is not None else q.new_empty(0)
+        for wanted, shape, t in zip(mask, shapes, (q.dtype, q.dtype, dtype, dtype))
+    )
+
+
+_define(
+    "qk_norm(Tensor q, Tensor? k, Tensor? q_gamma, Tensor? k_gamma, float eps, float offset, bool round_before_gamma) "
+    "-> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
+    _qk_norm,
+    _qk_norm_fake,
+)
+_define(
+    "qk_norm_(Tensor(a!) q, Tensor(b!)? k, Tensor? q_gamma, Tensor? k_gamma, float eps, float offset, bool "
+    "round_before_gamma) -> ()",
+    _qk_norm_in_place,
+    lambda *_: None,
+)
+_define(
+    "qk_norm_backward(Tensor dq_out, Tensor? dk_out, Tensor q, Tensor? k, Tensor? q_gamma, Tensor? k_gamma, Tensor "
+    "q_rstd, Tensor? k_rstd, float offset, bool[] mask) -> (Tensor dq, Tensor dk, Tensor dq_gamma, Tensor dk_gamma)",
+    _qk_norm_backward,
+    _qk_norm_backward_fake,
+)
+
+
+def _qk_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, q_gamma, k_gamma, _, ctx.offset, _ = inputs
+    ctx.save_for_backward(q, k, q_gamma, k_gamma, output[2], output[3])
+    ctx.mark_non_differentiable(*output[2:] if k is not None else output[1:])
+
+
+def _qk_norm_gradient(ctx: Any, dq_out: Tensor, dk_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    q, k, q_gamma, k_gamma, q_rstd, k_rstd = ctx.saved_tensors
+    mask = list(ctx.needs_input_grad[:4])
+    found = operators.qk_norm_backward(
+        dq_out, None if k is None else dk_out, q, k, q_gamma, k_gamma, q_rstd, None if k is None else k_rstd,
+        ctx.offset, mask,
+    )
+    gradients = [gradient if wanted else None for gradient, wanted in zip(found, mask)]
+    if k is None:
+        gradients[1] = gradients[3] = None
+    return *gradients, None, None, None
 
 
 # --- Eight bits out ---------------------------------------------------------------------------------------------------
@@ -364,6 +494,7 @@ for _name, _setup, _gradient in (
     ("rms_norm", _rms_norm_setup, _rms_norm_gradient),
     ("add_layer_norm", _add_layer_norm_setup, _add_layer_norm_gradient),
     ("add_rms_norm", _add_rms_norm_setup, _add_rms_norm_gradient),
+    ("qk_norm", _qk_norm_setup, _qk_norm_gradient),
     ("batch_norm_train", _batch_norm_train_setup, _batch_norm_train_gradient),
     ("batch_norm_inference", _batch_norm_inference_setup, _batch_norm_inference_gradient),
 ):

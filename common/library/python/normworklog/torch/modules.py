@@ -1,14 +1,16 @@
 """torch.nn's norms on this library's kernels. Each is its namesake in all but the forward pass: the constructor, the
-parameters and the state dict are torch.nn's own."""
+parameters and the state dict are torch.nn's own. LayerNorm and RMSNorm take an `offset` as well, which is added to the
+weight: with 1.0 the weight lies about zero, as Gemma has it, and starts there."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from . import _functions
+from ._definitions import as_defined
 
 
 def _one_axis(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -22,16 +24,46 @@ def _flat(parameter: Tensor | None) -> Tensor | None:
     return parameter if parameter is None or parameter.dim() == 1 else parameter.flatten()
 
 
+def _check_offset(offset: float) -> float:
+    if offset not in (0.0, 1.0):
+        raise ValueError(f"offset must be 0 or 1; it is {offset}")
+    return float(offset)
+
+
 class LayerNorm(nn.LayerNorm):
+    offset = 0.0  # of a module that replace_norms has changed
+
+    def __init__(self, *args: Any, offset: float = 0.0, **kwargs: Any) -> None:
+        self.offset = _check_offset(offset)
+        super().__init__(*args, **kwargs)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.offset and self.weight is not None:
+            nn.init.zeros_(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
-        y = _functions.layer_norm(_one_axis(x, self.normalized_shape), _flat(self.weight), _flat(self.bias), self.eps)
+        y = _functions.layer_norm(
+            _one_axis(x, self.normalized_shape), _flat(self.weight), _flat(self.bias), self.eps, offset=self.offset
+        )
         return y if y.dim() == x.dim() else y.view(x.shape)
 
 
 class RMSNorm(nn.RMSNorm):
+    offset = 0.0  # of a module that replace_norms has changed
+
+    def __init__(self, *args: Any, offset: float = 0.0, **kwargs: Any) -> None:
+        self.offset = _check_offset(offset)
+        super().__init__(*args, **kwargs)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.offset and self.weight is not None:
+            nn.init.zeros_(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps  # as torch.nn.RMSNorm takes it
-        y = _functions.rms_norm(_one_axis(x, self.normalized_shape), _flat(self.weight), eps)
+        y = _functions.rms_norm(_one_axis(x, self.normalized_shape), _flat(self.weight), eps, offset=self.offset)
         return y if y.dim() == x.dim() else y.view(x.shape)
 
 
@@ -84,14 +116,16 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def replace_norms(model: Model) -> Model:
-    """Makes every norm of `model` one of the above, and returns `model`.
+    """Makes every norm of `model` one of the above or, where it is a model's own RMSNorm, one that computes the same
+    (Gemma's, LLaMA's and Qwen's kinds are known); returns `model`.
 
     A module changes its class in its place: parameters, buffers, hooks and every reference to it (an optimizer's, a
     tied module's) stay as they are. Subclasses of torch.nn's norms are left alone, since they may compute something
-    else.
+    else. A model's own RMSNorm is told by what it computes and not by its name: it is run on a few random rows, and
+    left alone where it agrees with none of the definitions (_definitions.py).
     """
     for module in model.modules():
-        replacement = REPLACEMENTS.get(type(module))
+        replacement = REPLACEMENTS.get(type(module)) or as_defined(module)
         if replacement is not None:
             module.__class__ = replacement
     return model

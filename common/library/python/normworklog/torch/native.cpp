@@ -161,6 +161,7 @@ struct Gradients {
 struct Norm {
   double eps;
   bool centered, round_before_gamma;
+  double offset;  // of gamma
 };
 
 // y, and h where there is a residual. `statistics` is [2, rows], mean and rstd; of an RMSNorm [rows]; undefined: not
@@ -184,6 +185,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const MaybeTensor& residual,
     args.cols = args.x_stride = args.y_stride = cols;
     args.eps = static_cast<float>(norm.eps);
     args.batch_invariant = *library.batch_invariant;
+    args.gamma_offset = static_cast<float>(norm.offset);
     if constexpr (requires { args.beta; }) {
       args.beta = read(beta);
       args.mean = mean;
@@ -220,7 +222,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const MaybeTensor& residual,
 
 // Those that are `wanted`. `x` is what was normalized; all tensors are without gaps.
 Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Tensor& gamma, const Tensor& statistics,
-                   bool centered, at::ScalarType parameter_type, const std::array<bool, 3>& wanted) {
+                   bool centered, double offset, at::ScalarType parameter_type, const std::array<bool, 3>& wanted) {
   const c10::OptionalDeviceGuard guard(x.device());
   const int64_t cols = x.size(-1), rows = x.numel() / cols;
   Gradients found(x, cols, parameter_type, wanted);
@@ -239,6 +241,7 @@ Gradients backward(const Tensor& dy, const Tensor& x, const Tensor& dh, const Te
     args.gamma = read(gamma);
     args.rstd = centered ? mean + rows : mean;
     args.batch_invariant = *library.batch_invariant;
+    args.gamma_offset = static_cast<float>(offset);
     args.dx = written(found.dx);
     args.dgamma = written(found.dgamma);
     if constexpr (requires { args.dbeta; }) {
@@ -322,6 +325,7 @@ bool has_tangent(const MaybeTensor& tensor) {
 
 struct NormBackward final : Backward {
   bool centered = false;
+  double offset = 0;  // of gamma
 
   std::string name() const override { return "NormBackward"; }
 
@@ -333,7 +337,7 @@ struct NormBackward final : Backward {
     if (!dy.defined()) return {want_x ? dh : Tensor(), want_residual ? dh : Tensor(), Tensor(), Tensor()};
     const auto found =
         backward(dy.contiguous(), normalized.unpack(getptr()), dh.defined() ? dh.contiguous() : dh, gamma.unpack(),
-                 statistics.unpack(), centered, parameter_type,
+                 statistics.unpack(), centered, offset, parameter_type,
                  {want_x || want_residual, task_should_compute_output(2), task_should_compute_output(3)});
     return {want_x ? found.dx : Tensor(), want_residual ? found.dx : Tensor(), found.dgamma, found.dbeta};
   }
@@ -356,6 +360,7 @@ std::optional<std::tuple<Tensor, Tensor>> call(const Tensor& x, const MaybeTenso
   node->save(residual ? h : x, residual.has_value(), gamma, statistics);
   node->parameter_type = parameter_type_of(x, gamma, beta);
   node->centered = norm.centered;
+  node->offset = norm.offset;
   return outputs;
 }
 
@@ -517,26 +522,28 @@ PYBIND11_MODULE(_native, module) {
   module.def("use", &use);
   module.def(
       "layer_norm",
-      [](const Tensor& x, const MaybeTensor& gamma, const MaybeTensor& beta, double eps) {
-        return first(call(x, std::nullopt, gamma, beta, {eps, true, false}));
+      [](const Tensor& x, const MaybeTensor& gamma, const MaybeTensor& beta, double eps, double offset) {
+        return first(call(x, std::nullopt, gamma, beta, {eps, true, false, offset}));
       },
       unlocked);
   module.def(
       "rms_norm",
-      [](const Tensor& x, const MaybeTensor& gamma, double eps, bool round_before_gamma) {
-        return first(call(x, std::nullopt, gamma, std::nullopt, {eps, false, round_before_gamma}));
+      [](const Tensor& x, const MaybeTensor& gamma, double eps, bool round_before_gamma, double offset) {
+        return first(call(x, std::nullopt, gamma, std::nullopt, {eps, false, round_before_gamma, offset}));
       },
       unlocked);
   module.def(
       "add_layer_norm",
-      [](const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma, const MaybeTensor& beta, double eps) {
-        return call(x, residual, gamma, beta, {eps, true, false});
+      [](const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma, const MaybeTensor& beta, double eps,
+         double offset) {
+        return call(x, residual, gamma, beta, {eps, true, false, offset});
       },
       unlocked);
   module.def(
       "add_rms_norm",
-      [](const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma, double eps, bool round_before_gamma) {
-        return call(x, residual, gamma, std::nullopt, {eps, false, round_before_gamma});
+      [](const Tensor& x, const MaybeTensor& residual, const MaybeTensor& gamma, double eps, bool round_before_gamma,
+         double offset) {
+        return call(x, residual, gamma, std::nullopt, {eps, false, round_before_gamma, offset});
       },
       unlocked);
   module.def("batch_norm_train", &batch_norm_train, unlocked);

@@ -1,0 +1,150 @@
+// The backward pass with weights about zero: wdy = dy * (1 + gamma). The gradients are the same formulas, since the
+// gradient of 1 + gamma is that of gamma. The kernels are those of plain weights, given another type of parameter.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "05_welford/held.cuh"
+#include "07_backward/final/dispatch.cuh"
+#include "07_backward/final/pass.cuh"
+#include "07_backward/final/plan.h"
+#include "07_backward/final/reread.cuh"
+#include "07_backward/staying.cuh"
+#include "common/device/arguments.h"
+
+namespace worklog::backward {
+
+// [snippet: weight]
+// A weight that lies about zero, as it is stored: where a kernel takes it as a float, one is added.
+template <class G>
+struct AboutZero {
+  G stored;
+
+  AboutZero() = default;
+  __device__ explicit AboutZero(float value) : stored(static_cast<G>(value)) {}
+  __device__ operator float() const { return 1.0f + to_float(stored); }
+};
+// [/snippet]
+
+// What vectorized::pack asks for, beyond the columns of a row.
+__device__ inline __half2 round_pair(float a, float b, AboutZero<__half>) {
+  return vectorized::round_pair(a, b, __half());
+}
+__device__ inline __nv_bfloat162 round_pair(float a, float b, AboutZero<__nv_bfloat16>) {
+  return vectorized::round_pair(a, b, __nv_bfloat16());
+}
+
+// [snippet: parameters]
+// The same arguments with gamma, dgamma and dbeta of another type of the same size.
+template <class Other, class T, class G>
+LayerNormBackward<T, Other> with_parameters(const LayerNormBackward<T, G>& p) {
+  static_assert(sizeof(Other) == sizeof(G));
+  return {p.dy,
+          p.x,
+          p.dh,
+          reinterpret_cast<const Other*>(p.gamma),
+          p.mean,
+          p.rstd,
+          p.dx,
+          reinterpret_cast<Other*>(p.dgamma),
+          reinterpret_cast<Other*>(p.dbeta),
+          p.workspace,
+          p.rows,
+          p.cols,
+          p.dy_stride,
+          p.x_stride,
+          p.dh_stride,
+          p.dx_stride,
+          p.batch_invariant};
+}
+
+// Sums over rows have no gamma in them: the kernels for plain weights write them.
+template <class T, class G>
+void launch_sum(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_rows, cudaStream_t stream) {
+  launch_sum(with_parameters<G>(p), partial_rows, stream);
+}
+// [/snippet]
+
+// [snippet: rules]
+// RMSNorm's rows of whole vectors, elements and weights of the same 16 bits: at the widths of models the kernels that
+// plain weights have.
+namespace zero_centered_tiles {
+
+// clang-format off
+inline constexpr Rule rules[] = {
+    // pass      types   work  rows: from to  vectors  kernel: team(units, stages, threads)
+    {every_pass, bits16, Size::any, 0, many,   32, {Team::lanes, 2, 4, 16, 2}},  // heads of 64, 128 and 256
+    {every_pass, bits16, Size::any, 0, many,  512, {Team::block, 2, 3, 512, 1}},  // 2048 to 4096 columns
+    {plain,      bits16, Size::any, 0, many, 1024, {Team::block, 2, 6, 512, 1}},  // 5376 columns
+    {adds_dh,    bits16, Size::any, 0, many, 1024, {Team::block, 2, 4, 512, 1}},
+};
+// clang-format on
+
+}  // namespace zero_centered_tiles
+// [/snippet]
+
+// [snippet: launch]
+template <size_t number, class Pass>
+bool launch_zero_centered_rule(const Pass& pass, cudaStream_t stream) {
+  constexpr Rule rule = zero_centered_tiles::rules[number];
+  constexpr Tile tile = rule.tile;
+  constexpr Layout layout = Layout::whole;
+  if constexpr (Pass::centered || !is_for(rule, pass_of<Pass>, types_of<typename Pass::T, typename Pass::G>)) {
+    return false;
+  } else if constexpr (tile.team == Team::lanes) {
+    return launch_lanes<layout, tile.units, tile.stages, tile.threads, 256, tile.resident>(pass, "", stream);
+  } else {
+    return launch_block<layout, tile.units, tile.stages, tile.threads, tile.resident>(pass, "", stream);
+  }
+}
+
+template <class T, class W, bool adds_dh>
+bool launch_by_zero_centered_rules(const LayerNormBackward<T, W>& p, cudaStream_t stream) {
+  const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
+  const Pass<T, W, false, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
+  const RowFacts facts = {.pass = pass_of<Pass<T, W, false, adds_dh>>,
+                          .types = types_of<T, W>,
+                          .is_small = false,
+                          .are_few_and_long = false,
+                          .batch_invariant = p.batch_invariant,
+                          .rows = p.rows,
+                          .units = units_of_row<Layout::whole, T>(p.cols)};
+  constexpr std::span<const Rule> rules = zero_centered_tiles::rules;
+  return launch_first<rules.size()>(rules, facts,
+                                    [&]<size_t number>() { return launch_zero_centered_rule<number>(pass, stream); });
+}
+
+// LayerNorm's pass, or RMSNorm's, which has no mean. Rows of whole vectors that no rule takes have the lesson's kernel
+// `staying`, if its threads hold them. What is left is read twice, an element at a time.
+template <class T, class G, bool centered>
+void zero_centered_pass(const LayerNormBackward<T, G>& plain, cudaStream_t stream) {
+  using W = AboutZero<G>;
+  using welford::on_boundaries;
+  const LayerNormBackward<T, W> p = with_parameters<W>(plain);
+  const auto are_whole = [&](const T* first, int64_t stride) { return on_boundaries(first, p.rows == 1 ? 0 : stride); };
+  const bool whole_vectors = p.cols % vector_size<T> == 0 && are_whole(p.x, p.x_stride) &&
+                             are_whole(p.dy, p.dy_stride) && are_whole(p.dh, p.dh_stride) &&
+                             are_whole(p.dx, p.dx_stride) && on_boundaries(p.gamma, 0);
+  if constexpr (!centered && types_of<T, W> == bits16) {
+    if (whole_vectors && p.dh && launch_by_zero_centered_rules<T, W, true>(p, stream)) return;
+    if (whole_vectors && !p.dh && launch_by_zero_centered_rules<T, W, false>(p, stream)) return;
+  }
+  const unsigned threads = warp_shuffle::blocks_for(p.cols, lanes * columns_of_thread) * lanes;
+  if (whole_vectors && threads <= most_threads) return launch_staying<true>(p, threads, stream);
+  if (p.rows > 0 && p.dx) {
+    LaunchShape shape = block_per_row(p, stream);
+    shape.block = threads_of_reread;
+    launch(dx_reread<T, W>, shape, p, 1.0f / static_cast<float>(p.cols));
+  }
+  LayerNormBackward<T, G> sums = plain;
+  sums.dx = nullptr;
+  separate(sums, stream);
+}
+// [/snippet]
+
+}  // namespace worklog::backward
