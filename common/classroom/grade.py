@@ -376,8 +376,7 @@ class Grader:
 
     # --- Building and running, in the sandbox ---
     def compile(
-        self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, readable: Sequence[Path] = (),
-        guarded: bool = False,
+        self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, guarded: bool = False
     ) -> tuple[bytes | None, str]:
         """What the compiler makes of this source and an exercise's main.cu, or none; and what it said. `folder` is
         made. It is an object; with `guarded`, on x86-64, assembly that is to be checked."""
@@ -405,7 +404,7 @@ class Grader:
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
         # The stages are there to be included by later ones; no folder above them is.
-        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
+        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *toolkit_of(recipe)]
         against, said = self.call_compiler(command, slot, inputs, readable, made, folder / "compiler.txt")
         if against:
             return None, explained(against, source.decode(errors="replace"), SOURCE)
@@ -820,8 +819,6 @@ class Timing:
         self.recipe = toolchain.recipe(False)
         self.of_stage: dict[str, Times] = {}  # by exercise
         self.vettings: dict[str, ObjectVetting] = {}
-        compiler = Path(shutil.which(self.recipe.compile[0]) or self.recipe.compile[0]).resolve()
-        self.toolkit = [] if compiler.is_relative_to("/usr") else [compiler.parents[1]]
 
     def of(self, submission: Submission, grade: Grade) -> None:
         """Adds the share of the speed, and the points for it, to what is solved."""
@@ -851,11 +848,11 @@ class Timing:
         if exercise.id not in self.vettings:
             skeleton = exercise.skeleton.read_bytes()
             where = self.grader.work / f"skeleton-{exercise.id}"
-            baseline, said = self.grader.compile(main, skeleton, 0, where, self.recipe, self.toolkit)
+            baseline, said = self.grader.compile(main, skeleton, 0, where, self.recipe)
             if baseline is None:
                 raise ExerciseError(f"the skeleton of {exercise.id} does not compile for this GPU:\n{said[-2000:]}")
             self.vettings[exercise.id] = ObjectVetting(baseline, libraries_of(self.recipe))
-        data, said = self.grader.compile(main, source, 0, folder, self.recipe, self.toolkit)
+        data, said = self.grader.compile(main, source, 0, folder, self.recipe)
         if data is None:
             return None, f"it does not compile for this GPU:\n{said[-2000:]}"
         if reasons := self.vettings[exercise.id].reasons(data):
@@ -867,19 +864,10 @@ class Timing:
 
     def take(self, exercise: Exercise, program: Path, folder: Path) -> tuple[Times, str]:
         """By the submission's program itself."""
-        box = folder / "box"
-        box.mkdir()
-        box.chmod(0o755)
-        self.grader.sandbox.give(box, 0)
-        limits = Limits(120, 300, 8192 * MEBIBYTE, reserved_bytes=1 << 46)
-        flags = [*self.flags(exercise), "--json", str(box / "times.json")]
-        done = self.grader.sandbox.run(
-            [str(program), *flags], 0, limits, box, [program], [box], output=folder / "printed.txt", gpu=True
-        )
+        done, document = run_on_gpu(self.grader.sandbox, program, self.flags(exercise), folder)
         try:
-            document = json.loads(read_untrusted(box / "times.json", MEBIBYTE))
             return times_in(document), f"it could not be timed:\n{last_lines(plain(done.output))}"
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return {}, f"it could not be timed:\n{last_lines(plain(done.output))}"
 
     def stage_times(self, exercise: Exercise, folder: Path) -> Times:
@@ -896,6 +884,36 @@ class Timing:
 
     def flags(self, exercise: Exercise) -> list[str]:
         return [*shlex.split(exercise.speed.flags if exercise.speed else ""), "--input", "normal", "--time", "cold"]
+
+
+def run_on_gpu(
+    sandbox: Sandbox, program: Path, flags: Sequence[str], folder: Path, wall_seconds: float = 300,
+    environment: dict[str, str] | None = None,
+) -> tuple[Outcome, Json]:
+    """Runs a program that is built for this machine's GPU in the sandbox: how it ended, and the report that it wrote,
+    empty where there is none that can be read. A folder `box` is made in `folder`."""
+    box = folder / "box"
+    box.mkdir()
+    box.chmod(0o755)
+    sandbox.give(box, 0)
+    # The driver reserves addresses for all memory that there is, and starts threads of its own.
+    limits = Limits(120, wall_seconds, 8192 * MEBIBYTE, reserved_bytes=1 << 46, processes=512)
+    command = [str(program), *flags, "--json", str(box / "report.json")]
+    done = sandbox.run(
+        command, 0, limits, box, [program], [box], environment, output=folder / "printed.txt", gpu=True
+    )
+    try:
+        document = json.loads(read_untrusted(box / "report.json", 4 * MEBIBYTE))
+    except (ValueError, RecursionError):
+        document = {}
+    return done, document if isinstance(document, dict) else {}
+
+
+def toolkit_of(recipe: Recipe) -> list[Path]:
+    """The folders of the compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
+    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).absolute()
+    folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
+    return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
 
 
 def times_in(document: Json) -> Times:

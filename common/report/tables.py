@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from compare_tables import against_peers
+from compare_tables import against_peers, rotation
 from counting_tables import counting_table
 from grid import MODELS
+from judging_tables import judged, survey
 from markdown import title_of
 from place import Place, source_note
 from prediction import predictions_table
@@ -748,9 +749,12 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "predictions": (predictions_table, {"gpu"}),
     "verified": (verified, {"gpu"}),
     "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
+    "rotation": (rotation, {"gpu"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),
+    "judged": (judged, {"gpu"}),
+    "survey": (survey, {"limit"}),
     "two-gpus": (two_gpus, {"gpu", "other", "stage", "operation", "dtype", "shape"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),
 }
