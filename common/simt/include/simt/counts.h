@@ -141,8 +141,8 @@ void forget_memory(const void* data, size_t bytes);
 // How many of these bytes a kernel has not written since forget_memory(), as far as the counter was told.
 size_t bytes_not_written(const void* data, size_t bytes);
 
-// The next launches are watched: the first block (by its number) that reads the range is found. A second, equal launch
-// after trace_found_block() records that block's steps.
+// The next launches are watched: of the first kernel that reads the range, the first block (by its number) that does is
+// found. An equal launch of that kernel after trace_found_block() records the block's steps.
 void watch_memory(const void* data, size_t bytes);
 // False: no launch since watch_memory() has read the range.
 bool trace_found_block();
