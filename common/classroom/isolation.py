@@ -32,6 +32,8 @@ LOOKS = 3  # in a row that find nothing, before an ordinary user takes it that n
 LOOK_SECONDS = 0.02  # between two of them
 OUTPUT_BYTES = 4 * MEBIBYTE  # of what a program prints; more ends it
 SHOWN_BYTES = 6000  # of it, that is kept
+GPU_DEVICES = ("nvidia*", "dxg")  # the latter in WSL2
+OF_DRIVER = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")  # what a program may need to find the driver, and a GPU
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib64", "lib32")
 
 
@@ -185,6 +187,8 @@ class Sandbox:
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
             "WORKLOG_SANDBOX": token, **(environment or {}),
         }
+        if gpu:
+            settings |= {name: os.environ[name] for name in OF_DRIVER if name in os.environ}
         if not self.way.has_namespaces:
             settings["TMPDIR"] = settings["HOME"] = str(folder)
         with target.open("wb") as sink:
@@ -303,9 +307,12 @@ class Sandbox:
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev"]
         if gpu:
-            for device in sorted(Path("/dev").glob("nvidia*")):
+            for device in sorted(path for name in GPU_DEVICES for path in Path("/dev").glob(name)):
                 words += ["--dev-bind", str(device), str(device)]
             words += ["--ro-bind-try", "/sys", "/sys"]
+            for library_folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+                if library_folder.startswith("/") and not Path(library_folder).is_relative_to("/usr"):
+                    words += ["--ro-bind-try", library_folder, library_folder]
         words += ["--size", str(limits.temporary_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
         above = {parent for path in (*readable, *writable) for parent in path.parents}
         above -= {Path("/"), Path("/tmp"), Path("/usr")}

@@ -3,7 +3,7 @@
 
     ./worklog judge my.cu --as layernorm_forward     any operation of the ladder; --as leetgpu-113 is the same
     ./worklog judge my.cu --as rmsnorm_forward --json verdict.json
-    ./worklog judge my.cu --as layernorm_forward --time      and on this machine's GPU, outside of the sandbox
+    ./worklog judge my.cu --as layernorm_forward --time      and on this machine's GPU (judge_gpu.py)
 
 my.cu has an entry, extern "C" void solve(...), with device pointers: docs/judging.md. It is compiled and run in the
 sandbox of ./worklog grade, and another program judges its results. The exit code is 0 where it is right and nothing was
@@ -33,17 +33,18 @@ sys.dont_write_bytecode = True
 import grade  # noqa: E402
 from exercises import ROOT, ExerciseError  # noqa: E402
 from isolation import MEBIBYTE, Outcome, Sandbox  # noqa: E402
-from judging import ACCEPTED, COUNTS, count_named, last_lines, places_in, problems_of_checks, run  # noqa: E402
+from judge_gpu import KEPT_FROM_GPU, OnGpu, gpu_unit  # noqa: E402
+from judging import ACCEPTED, COUNTS, count_named, last_lines, places_in, problems_of_checks  # noqa: E402
 from not_on_cpu import uses  # noqa: E402
 from plain_cuda import Rewritten, place, rewritten, with_headers  # noqa: E402
 from solve_entry import LEETGPU, TENSORS, Entry, find_entry  # noqa: E402
-from toolchain import Toolchain, linked, replaced, run_tool  # noqa: E402
+from toolchain import Toolchain  # noqa: E402
 from vetting import MOST_BYTES  # noqa: E402
 
 from counting import COUNTS as COUNTED_LADDER, kernels_of  # noqa: E402
 from ladder import HEAD, committed_counts, legend, line_of, table  # noqa: E402
-from prediction import Compared, Gpu, Rung, gpu_named, measured_seconds, rungs_of  # noqa: E402
-from results import Repository, ReportError, read_json, timings_of  # noqa: E402
+from prediction import GPUS, Compared, Gpu, Rung, gpu_named, measured_seconds, rungs_of  # noqa: E402
+from results import Repository, ReportError, Timing, read_json  # noqa: E402
 from text import short_kernel, significant  # noqa: E402
 
 SEED = 1
@@ -74,7 +75,7 @@ KINDS = (
     "hang", "crash", "report", "error", "out_of_bounds", "misaligned", "uninitialized_read", "shared_race",
     "global_write_race", "global_race", "damage", "wrong",
 )
-UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn)\w*|__\w+)[’'] (?:was not declared|does not name)")
+UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn|[A-Z])\w*|__\w+)[’'] (?:was not declared|does not name)")
 ENDLESS = ("no block has started or finished", "std::bad_alloc")  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
@@ -164,7 +165,7 @@ def unit_of(source: Rewritten, entry: Entry, name: str, gpu: Gpu) -> str:
     """What is compiled: the source between what stands for nvcc and the function that calls solve()."""
     names = "".join(f" struct {each};" for each in sorted(source.deduced))
     kernels = f"namespace worklog::plain::kernels {{{names} }}\n" if names else ""
-    head = f'#include "common/classroom/plain_cuda.h"\n{kernels}#line 1 "{name}"\n'
+    head = f'#undef NDEBUG\n#include "common/classroom/plain_cuda.h"\n{kernels}#line 1 "{name}"\n'
     device = f'extern "C" const unsigned worklog_multiprocessors = {gpu.multiprocessors};\n'
     return f'{head}{source.text}\n#line 1 "{CALLED}"\n{device}{entry.shim}'
 
@@ -198,12 +199,19 @@ class Judge:
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options = options
         self.work = work
-        self.gpu = gpu_named(options.gpu)
-        self.timing = grade.gpu_toolchain() if options.time else None  # says so at once where there is no GPU
+        of_gpu = grade.gpu_toolchain() if options.time else None  # says so at once where there is no GPU
+        self.gpu_name = options.gpu or gpu_here(ROOT) if of_gpu else options.gpu or "h200"
+        self.gpu = gpu_named(self.gpu_name)
         self.toolchain = Toolchain(ROOT, options.build)
         self.toolchain.make_parts(("judging_parts",))
         self.sandbox = Sandbox(options.isolation)
+        if of_gpu and not self.sandbox.way.has_namespaces and options.isolation != "limits":
+            raise ExerciseError(
+                "--time needs bubblewrap: a program that uses the GPU cannot be kept apart by limits alone. Where you "
+                "trust the file, --isolation limits will do"
+            )
         self.holder = self.held(self.toolchain)
+        self.on_gpu = OnGpu(of_gpu, self.holder, work) if of_gpu else None
 
     def held(self, toolchain: Toolchain) -> Holder:
         memory, work = self.options.memory * MEBIBYTE, self.work
@@ -230,14 +238,22 @@ class Judge:
                 self.sandbox.stop()
                 raise
         verdict.problems.sort(key=lambda each: KINDS.index(each["kind"]) if each["kind"] in KINDS else len(KINDS))
-        if self.timing and not any(problem["kind"] in ("hang", "crash") for problem in verdict.problems):
-            time_on_gpu(self, self.timing, verdict)
+        if self.on_gpu:
+            self.judge_on_gpu(self.on_gpu, verdict)
         verdict.seconds = round(time.monotonic() - begun, 1)
         return verdict
 
     @property
     def has_rows(self) -> bool:
-        return "rows" in self.entry.words
+        return not {"rows", "groups"}.isdisjoint(self.entry.words)
+
+    @property
+    def runs(self) -> list[tuple[str, str]]:
+        """Shapes and inputs of each run that must be right."""
+        if self.options.shapes:
+            return [(self.options.shapes, FIRST), (self.options.shapes, OTHERS)]
+        every, others = CHECKED[self.has_rows]
+        return [(every, FIRST), (every, OTHERS), (others, FIRST)]
 
     @property
     def counted_at(self) -> str:
@@ -291,17 +307,14 @@ class Judge:
         ending = grade.ending_of(done, f"shapes {shapes}") or {}
         reached = [check for check in checks if check["error"] != grade.NOT_REACHED]
         if not ending and len(reached) < len(checks):
-            ending = {"kind": "report", "text": f"solve() ended the program: {last_lines(self.plain(done.output))}"}
+            said = last_lines(self.plain(done.output))
+            ending = {"kind": "report", "text": f"solve() ended the program{': ' * bool(said)}{said}"}
         own = [line for line in done.output.strip().splitlines() if not line.startswith("simt: ")]  # checks have those
         return Ran(ending, reached, counts, "\n".join(own))
 
     def check(self, verdict: Verdict, program: Path) -> None:
         """What comes out for every input and at several shapes, and what is found meanwhile."""
-        every, others = CHECKED[self.has_rows]
-        runs = [(every, FIRST), (every, OTHERS), (others, FIRST)]
-        if self.options.shapes:
-            runs = [(self.options.shapes, FIRST), (self.options.shapes, OTHERS)]
-        for number, (shapes, inputs) in enumerate(runs):
+        for number, (shapes, inputs) in enumerate(self.runs):
             ran = self.run(program, shapes, inputs, f"run-{number}", 0)
             if seems_endless(ran) and self.toolchain.can_count:
                 ran = self.run_uncounted(shapes, inputs)
@@ -381,10 +394,51 @@ class Judge:
         line = line_of(f">>/{self.options.file.stem[:LONGEST_NAME]}/solve", mine, self.gpu, None)
         standings = [Standing("", seconds, None, line)]
         if f"{entry['rows']}x{entry['cols']}" == LADDER:
-            standings += ladder(Repository(ROOT), self.entry, self.gpu, self.options.gpu)
+            standings += ladder(Repository(ROOT), self.entry, self.gpu, self.gpu_name)
         verdict.ladder = sorted(standings, key=lambda each: -each.predicted)
-        names = [each.name for each in verdict.ladder]
-        verdict.between = between([name for name in names if not name or name in RUNGS] if RUNGS[0] in names else names)
+        verdict.between = between([each.name for each in verdict.ladder], "predicted")
+
+    # --- On a GPU ---
+    def judge_on_gpu(self, on_gpu: OnGpu, verdict: Verdict) -> None:
+        """What comes out on this machine's GPU; and the time of what is right."""
+        if any(problem["kind"] in KEPT_FROM_GPU for problem in verdict.problems):
+            verdict.told.append("It was not run on the GPU: what does not run to its end here could hang there.")
+            return
+        program, against = on_gpu.build(gpu_unit(self.source, self.entry, self.options.file.name))
+        if program is None:
+            add_problem(verdict, "gpu", self.plain(against))
+            return
+        found = on_gpu.check(program, [self.flags(*each) for each in self.runs], HARDEST)
+        for problem in found.problems:
+            text = self.plain(problem.text).removeprefix("solve ")
+            add_problem(verdict, problem.kind, f"on this GPU: {text}")
+        verdict.isolation += f" {on_gpu.note}"
+        if found.checks and verdict.is_right:
+            on_gpu.time(program, self.flags(self.counted_at, FIRST), found)
+        verdict.told += found.told
+        if not found.checks:
+            return
+        verdict.gpu = {"name": found.gpu, "results": {"right": found.right, "all": len(found.checks)}}
+        if timing := found.timing:
+            verdict.gpu |= {
+                "shape": f"{timing.rows}x{timing.cols}", "us": round(timing.seconds * 1e6, 3),
+                "share_of_copy": timing.share_of_copy, "ladder": self.measured_ladder(timing, found.short),
+            }
+            verdict.gpu["between"] = between([each["kernel"] for each in verdict.gpu["ladder"]], "measured")
+
+    def measured_ladder(self, timing: Timing, gpu: str) -> list[Json]:
+        """By measured time, the slowest first: the ladder's kernels, where there are results of such a GPU, and this
+        one, which has no name."""
+        repository = Repository(ROOT)
+        of_source = {"kernel": "", "us": round(timing.seconds * 1e6, 3)}
+        wanted = (timing.operation, timing.dtype, timing.shape, timing.mode)
+        others = [
+            {"kernel": f"{stage[:2]} {each.variant}", "us": round(each.seconds * 1e6, 3)}
+            for stage in repository.stages() if repository.has_results(stage, gpu)
+            for each in repository.stage_results(stage, gpu).timings
+            if (each.operation, each.dtype, each.shape, each.mode) == wanted and "article_" not in each.variant
+        ]
+        return sorted([of_source, *others], key=lambda each: -float(each["us"]))
 
 
 def seems_endless(ran: Ran) -> bool:
@@ -424,7 +478,7 @@ def ladder(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) -> lis
     counted = committed_counts(repository, LADDER, entry.dtype, int(multiprocessors)).kernels
     kernels = [
         kernel for of_stage in counted.values() for kernel in of_stage
-        if kernel["operation"] == entry.operation and not kernel["variant"].startswith("article_")
+        if kernel["operation"] == entry.judged_as and not kernel["variant"].startswith("article_")
     ]
     found = []
     for name, rung in rungs_of(kernels).items():
@@ -437,55 +491,26 @@ def ladder(repository: Repository, entry: Entry, gpu: Gpu, gpu_name: str) -> lis
     return found
 
 
-def between(names: Sequence[str]) -> str:
-    """Where the one without a name stands among the others, which are slower before it and faster behind it."""
+def between(all_names: Sequence[str], time: str) -> str:
+    """Where the one without a name stands among the others, which are slower before it and faster behind it. `time`:
+    which that is, predicted or measured."""
+    names = [name for name in all_names if not name or name in RUNGS] if RUNGS[0] in all_names else all_names
     if len(names) < 2:
         return ""
     at = names.index("")
     if at == 0:
-        return f"By the predicted time you are behind {names[1]}, the slowest of the ladder."
+        return f"By the {time} time you are behind {names[1]}, the slowest of the ladder."
     if at == len(names) - 1:
-        return f"By the predicted time you are ahead of {names[at - 1]}, the fastest of the ladder."
-    return f"By the predicted time you are between {names[at - 1]} and {names[at + 1]}."
+        return f"By the {time} time you are ahead of {names[at - 1]}, the fastest of the ladder."
+    return f"By the {time} time you are between {names[at - 1]} and {names[at + 1]}."
 
 
-# --- On a GPU ---------------------------------------------------------------------------------------------------------
-def time_on_gpu(judge: Judge, toolchain: Toolchain, verdict: Verdict) -> None:
-    """Builds the source as it is with nvcc, checks it there, and times it: outside of the sandbox."""
-    toolchain.make_parts(("judging_parts",))
-    checked_at = judge.options.shapes or CHECKED[judge.has_rows][0]
-    unit, program = judge.work / "gpu.o", judge.work / "gpu"
-    main = judge.work / "gpu.cu"
-    main.write_text(gpu_unit(judge.source, judge.entry, judge.options.file.name), encoding="utf-8")
-    recipe = toolchain.recipe(False)
-    code, said = run_tool(replaced(recipe.compile, str(unit), str(main)), ROOT)
-    if code == 0:
-        link = linked(recipe.link, str(unit), str(program))
-        parts = sorted((toolchain.build / "common/classroom/CMakeFiles/judging_solve.dir").glob("*.o"))
-        link[link.index(str(unit)) + 1 : link.index(str(unit)) + 1] = map(str, parts)
-        code, said = run_tool(link, recipe.folder)
-    if code != 0:
-        add_problem(verdict, "gpu", f"nvcc does not take it:\n{last_lines(said)}")
-        return
-    report = judge.work / "gpu.json"
-    checked = run(program, [*judge.flags(checked_at, "--input all").split(), "--check-only"], report)
-    wrong = [check for check in checked.document.get("checks", []) if check["input"] != HARDEST]
-    for problem in problems_of_checks(wrong):
-        add_problem(verdict, problem.kind, f"on this GPU: {problem.text.removeprefix('solve ')}")
-    if not checked.document:
-        add_problem(verdict, "crash", f"on this GPU: {last_lines(checked.output)}")
-        return
-    timed = run(program, [*judge.flags(judge.counted_at, FIRST).split(), "--time", "cold"], report)
-    for timing in timings_of(timed.document, False):
-        shape = f"{timing.rows}x{timing.cols}"
-        verdict.gpu = {"shape": shape, "us": timing.seconds * 1e6, "share_of_copy": timing.share_of_copy}
-    if not verdict.gpu:
-        add_problem(verdict, "gpu", f"it could not be timed on this GPU:\n{last_lines(timed.output)}")
-
-
-def gpu_unit(source: str, entry: Entry, name: str) -> str:
-    """What nvcc compiles: the source as it is, and behind it the function that calls solve()."""
-    return f'#define main worklog_learners_main\n#line 1 "{name}"\n{source}\n#undef main\n{entry.shim}'
+def gpu_here(root: Path) -> str:
+    """The short name of this machine's GPU, where gpus.json knows it; else that of the one that is predicted for."""
+    asked = "nvidia-smi --query-gpu=name --format=csv,noheader"
+    names = subprocess.run(asked, shell=True, capture_output=True, text=True, check=False).stdout.splitlines()
+    known = {entry["name"]: name for name, entry in read_json(root / GPUS, root).items()}
+    return next((known[name.strip()] for name in names if name.strip() in known), "h200")
 
 
 # --- What is said -----------------------------------------------------------------------------------------------------
@@ -504,6 +529,7 @@ def report_of(verdict: Verdict, gpu: Gpu) -> str:
         lines += ["", "The compiler warned:", *verdict.warnings.splitlines()[:6]]
     if verdict.printed:
         lines += ["", "It printed:", *verdict.printed.splitlines()[-8:]]
+    lines += lines_of_gpu(verdict)
     if verdict.counts:
         lines += ["", f"Counted on this CPU, {verdict.entry.dtype}:"]
         lines += [f"  {kernel}" for kernel in verdict.kernels]
@@ -515,13 +541,21 @@ def report_of(verdict: Verdict, gpu: Gpu) -> str:
         is_measured = any(each.measured for each in verdict.ladder)
         of_all = {verdict.entry.operation: [each.line for each in verdict.ladder]}
         lines += [table(HEAD, of_all), "", legend(gpu, is_measured)]
-    if verdict.gpu:
-        lines += [
-            "",
-            f"On this machine's GPU, {verdict.gpu['shape']}: {verdict.gpu['us']:.4g} µs, "
-            f"{verdict.gpu['share_of_copy'] or 0:.1%} of the speed of a copy.",
-        ]
     return "\n".join(lines)
+
+
+def lines_of_gpu(verdict: Verdict) -> list[str]:
+    of = verdict.gpu
+    if not of:
+        return []
+    lines = ["", f"On this machine's GPU, {of['name']}: {of['results']['right']} of {of['results']['all']} results are "
+             "right."]
+    if "us" not in of:
+        return lines
+    share = f", {of['share_of_copy']:.0%} of the speed of a copy" if of["share_of_copy"] else ""
+    lines.append(f"At {of['shape'].replace('x', ' x ')}, with a cold cache: {of['us']:.4g} µs{share}. {of['between']}")
+    others = ", ".join(f"{each['kernel'] or 'yours'} {each['us']:.4g}" for each in of["ladder"])
+    return [*lines, f"Measured, in µs: {others}"] if len(of["ladder"]) > 1 else lines
 
 
 def failing(verdict: Verdict) -> str:
@@ -557,10 +591,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="what it computes: layernorm_forward, rmsnorm_forward and so on, or leetgpu-113",
     )
     parser.add_argument("--json", metavar="FILE", help="write the verdict there; - for the standard output, alone")
-    parser.add_argument("--gpu", default="h200", help="for which GPU the time is predicted: h200, rtx4050, t4 (h200)")
+    parser.add_argument(
+        "--gpu", help="for which GPU the time is predicted: h200, h100, rtx4050, t4 (h200; with --time this machine's)"
+    )
     parser.add_argument("--shapes", help="judge it at these alone, such as 8x1024,1024x768; the last one is counted")
     parser.add_argument("--eps", type=float, default=1e-5, help="what solve() is given (1e-5)")
-    parser.add_argument("--time", action="store_true", help="time it on this machine's GPU too, outside of the sandbox")
+    parser.add_argument("--time", action="store_true", help="check and time it on this machine's GPU too")
     parser.add_argument("--timeout", type=int, default=12, help="seconds of processor time of a run (12)")
     parser.add_argument("--memory", type=int, default=2048, help="MiB that a run may take (2048)")
     parser.add_argument("--isolation", choices=("auto", "bubblewrap", "limits"), default="auto", help="as for grade")

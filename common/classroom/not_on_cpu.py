@@ -30,11 +30,13 @@ ASSEMBLY = "inline PTX (asm) is not on the CPU layer; write it in CUDA C++"
 TEXTURE = "textures and surfaces are not on the CPU layer; read through a pointer, or with __ldg()"
 OLD_SHUFFLE = "{0}() is gone since compute capability 7.0; write {0}_sync(0xffffffff, ...)"
 CUB = "cub::{} is not on the CPU layer, which has BlockReduce and WarpReduce of CUB; write it in CUDA C++"
+DRIVER = "the driver API ({}) is not on the CPU layer; write it with the runtime API, cuda..."
 LIBRARY = "{} is not on the CPU layer; write it in CUDA C++"
 
 LIBRARIES = {
     "cub": "CUB", "thrust": "Thrust", "cuda": "libcu++", "nvcuda": "WMMA", "curand": "cuRAND", "cublas": "cuBLAS",
-    "cudnn": "cuDNN", "cutlass": "CUTLASS", "torch": "PyTorch",
+    "cudnn": "cuDNN", "cufft": "cuFFT", "cusparse": "cuSPARSE", "cusolver": "cuSOLVER", "nccl": "NCCL",
+    "cutlass": "CUTLASS", "torch": "PyTorch",
 }
 OF_CUB = {  # what is there
     "BlockReduce", "WarpReduce", "Sum", "Max", "Min", "BLOCK_REDUCE_WARP_REDUCTIONS", "BLOCK_REDUCE_RAKING",
@@ -42,12 +44,15 @@ OF_CUB = {  # what is there
 }
 INCLUDED = re.compile(
     r"\s*#\s*include\s*[<\"](?!cub/(?:cub|block/block_reduce|warp/warp_reduce)\.cuh)"
-    r"(?:(cub|thrust|cuda|cutlass|torch)/|(curand|cublas|cudnn)|(mma\.h))"
+    r"(?:(cub|thrust|cuda|cutlass|torch)/|(curand|cublas|cudnn|cufft|cusparse|cusolver|nccl)|(mma\.h))"
 )
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)")
 FOR_NVCC = re.compile(r"__CUDA_ARCH__|__CUDACC__|__NVCC__")
 OLD_SHUFFLES = re.compile(r"__shfl(_up|_down|_xor)?|__(any|all|ballot)")
 TEXTURES = re.compile(r"cudaTextureObject_t|cudaSurfaceObject_t|tex[123]D\w*|texCubemap\w*|surf[123]D\w*")
+OF_DRIVER = re.compile(
+    r"CU(?:result|context|device|module|function|deviceptr)|cu(?:Init|(?:Mem|Ctx|Module|Launch)[A-Z]\w*)"
+)
 SOURCES = {".cu", ".cuh", ".h"}
 
 
@@ -84,8 +89,10 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
         elif word in ("asm", "__asm", "__asm__"):
             strings = [other for other in after if other.startswith(('"', 'R"'))]
             sentence = ASSEMBLY if strings and strings[0] != '""' else ""  # an empty one is a hint to the compiler
-        elif TEXTURES.fullmatch(word):
+        elif TEXTURES.fullmatch(word) or word == "texture" and after[:1] == ["<"]:
             sentence = TEXTURE
+        elif OF_DRIVER.fullmatch(word):
+            sentence = DRIVER.format(word)
         elif OLD_SHUFFLES.fullmatch(word) and after[:1] == ["("]:
             sentence = OLD_SHUFFLE.format(word)
         elif word == "cub" and after[:1] == ["::"] and after[1] not in OF_CUB:

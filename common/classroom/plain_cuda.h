@@ -1,6 +1,6 @@
 // What stands for CUDA's own syntax where plain CUDA is compiled on the CPU layer. plain_cuda.py writes
 //
-//   kernel<<<grid, block, bytes, stream>>>(arguments)   as   worklog::plain::kernel(kernel).with(...)(arguments)
+//   kernel<<<grid, block, bytes, stream>>>(arguments)   as   worklog::plain::of_kernel(kernel).with(...)(arguments)
 //   extern __shared__ float s[];                        as   float (&s)[] = worklog::plain::DynamicShared();
 //
 // It includes what nvcc includes by itself.
@@ -15,6 +15,12 @@
 #include <memory>
 #include <tuple>
 #include <utility>
+
+// As it was before CUDA 12, and still is for C++.
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaGraphNode_t*, char*,
+                                        size_t) {
+  return cudaGraphInstantiate(executable, graph, 0ull);
+}
 
 extern __thread unsigned char worklog_dynamic_shared[];  // of the CPU layer
 
@@ -42,7 +48,7 @@ struct Kernel {
   void (*kernel)(Parameters...);
 };
 template <class... Parameters>
-Kernel<Parameters...> kernel(void (*function)(Parameters...)) {
+Kernel<Parameters...> of_kernel(void (*function)(Parameters...)) {
   return {function};
 }
 

@@ -1,6 +1,6 @@
 """Plain CUDA rewritten for an ordinary compiler: what nvcc alone can read becomes calls of plain_cuda.h.
 
-    norm<<<grid, block, bytes, stream>>>(x, n);   worklog::plain::kernel(norm).with(grid, block, bytes, stream)(x, n);
+    norm<<<grid, block, bytes, s>>>(x, n);        worklog::plain::of_kernel(norm).with(grid, block, bytes, s)(x, n);
     extern __shared__ float s[];                  float (&s)[] = worklog::plain::DynamicShared();
 
 Only these words change, each where it stands, so that a line keeps its number and a message of the compiler or of the
@@ -155,13 +155,17 @@ def split(tokens: Sequence[Token], begin: int, end: int) -> list[Sequence[Token]
 class KernelNames:
     """Of a source's kernels, how each can be named: those that have no address by their name alone are called."""
 
-    required: dict[str, int] = field(default_factory=dict)  # template arguments that have no default
+    required: dict[str, int] = field(default_factory=dict)  # of templates: arguments that have no default
     definitions: dict[str, int] = field(default_factory=dict)
     has_defaults: set[str] = field(default_factory=set)  # of its parameters
+    known: set[str] = field(default_factory=set)
 
-    def is_deduced(self, name: str, given: int) -> bool:
+    def is_deduced(self, name: str, given: int, in_macro: bool) -> bool:
+        if in_macro and name not in self.known:  # a parameter of the macro: it may stand for any of them
+            return bool(self.required or self.has_defaults)
         overloaded = self.definitions.get(name, 0) > 1 and name not in self.required
-        return given < self.required.get(name, 0) or overloaded or name in self.has_defaults
+        of_template = name in self.required and (given == 0 or given < self.required[name])
+        return of_template or overloaded or name in self.has_defaults
 
 
 def kernels_in(tokens: Sequence[Token]) -> KernelNames:
@@ -182,6 +186,7 @@ def kernels_in(tokens: Sequence[Token]) -> KernelNames:
             continue
         end = closing(tokens, name + 1)
         kernel = tokens[name].text
+        found.known.add(kernel)
         if any("=" in [token.text for token in parameter] for parameter in split(tokens, name + 2, end)):
             found.has_defaults.add(kernel)
         if end + 1 < len(tokens) and tokens[end + 1].text == "{":
@@ -192,6 +197,21 @@ def kernels_in(tokens: Sequence[Token]) -> KernelNames:
             found.required[kernel] = sum("=" not in text and "..." not in text for text in texts)
             if any("..." in text for text in texts):
                 found.required[kernel] = len(tokens)  # a pack can always be longer
+    return found
+
+
+def device_bodies(tokens: Sequence[Token]) -> list[range]:
+    """Of the functions that run on the device alone, where their bodies are."""
+    found = []
+    for i, token in enumerate(tokens):
+        if token.text not in ("__global__", "__device__") or token.in_directive:
+            continue
+        words = [each.text for each in tokens[max(i - 2, 0) : i + 3]]
+        end = i
+        while end < len(tokens) and tokens[end].text not in (";", "{", "="):
+            end = closing(tokens, end) + 1 if tokens[end].text == "(" else end + 1
+        if end < len(tokens) and tokens[end].text == "{" and "__host__" not in words:
+            found.append(range(end, closing(tokens, end)))
     return found
 
 
@@ -213,14 +233,23 @@ def rewritten(text: str, name: str = "the source") -> Rewritten:
     """The source for an ordinary compiler. Raises ExerciseError where a launch cannot be read."""
     tokens = lexed(text)
     kernels = kernels_in(tokens)
+    on_device = device_bodies(tokens)
     edits: list[Edit] = []
     deduced: set[str] = set()
     for i, token in enumerate(tokens):
         before = tokens[i - 1].text if i else ""
         if token.text == "<<<":
-            launch_edits(tokens, i, kernels, edits, deduced, place(text, text.count("\n", 0, token.start) + 1, name))
+            where = place(text, text.count("\n", 0, token.start) + 1, name)
+            if any(i in body for body in on_device):
+                raise ExerciseError(
+                    f"{where}: a launch from a kernel (dynamic parallelism) is not on the CPU layer; launch it from "
+                    "solve(), or call it as a __device__ function"
+                )
+            launch_edits(tokens, i, kernels, edits, deduced, where)
         elif token.text == "extern":
             shared_edits(tokens, i, edits)
+        elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel"):
+            cast_edits(tokens, i + 1, edits)
         elif token.text == "main" and token.is_outside and tokens[i + 1 : i + 2] and tokens[i + 1].text == "(":
             edits.append(Edit(token.start, token.end, "worklog_learners_main"))  # solve() is called instead
         elif token.text == "__noinline__" and before != "(":  # a word of libstdc++'s, and so no macro of the layer's
@@ -230,12 +259,25 @@ def rewritten(text: str, name: str = "the source") -> Rewritten:
     return Rewritten(text, frozenset(deduced))
 
 
+def body_of_macro(tokens: Sequence[Token], at: int) -> int:
+    """The index where the body of the macro begins that `at` is in; -1 where it is in none."""
+    define = at
+    while define > 0 and tokens[define].in_directive and tokens[define].text != "define":
+        define -= 1
+    if tokens[define].text != "define" or define + 2 >= len(tokens):
+        return -1
+    name, after = tokens[define + 1], tokens[define + 2]
+    return closing(tokens, define + 2) + 1 if after.text == "(" and after.start == name.end else define + 2
+
+
 def launch_edits(
     tokens: Sequence[Token], at: int, kernels: KernelNames, edits: list[Edit], deduced: set[str], place: str
 ) -> None:
     last = at - 1
     given = 0
     i = last
+    if i < 0 or tokens[i].in_directive != tokens[at].in_directive or body_of_macro(tokens, at) == at:
+        raise ExerciseError(f"{place}: this <<< has no kernel in front of it; a macro needs both, kernel<<<...>>>")
     if tokens[i].text in (">", ">>", ">>>"):
         begin = opening_of(tokens, i)
         given = len(commas(tokens, begin + 1, i)) + 1 if i > begin + 1 else 0
@@ -258,14 +300,26 @@ def launch_edits(
     if end >= len(tokens):
         raise ExerciseError(f"{place}: this <<< has no >>>")
     start = tokens[i].start
-    if kernels.is_deduced(name, given):
-        deduced.add(name)
-        edits.append(Edit(start, start, f"{LAUNCHER}deduced<::worklog::plain::kernels::{name}>([=](auto... its) {{ "))
+    if kernels.is_deduced(name, given, tokens[at].in_directive):
+        shown = name if name in kernels.known else "kernel_of_a_macro"
+        deduced.add(shown)
+        edits.append(Edit(start, start, f"{LAUNCHER}deduced<::worklog::plain::kernels::{shown}>([=](auto... its) {{ "))
         edits.append(Edit(tokens[at].start, tokens[at].end, "(its...); }).with("))
     else:
-        edits.append(Edit(start, start, f"{LAUNCHER}kernel("))
+        edits.append(Edit(start, start, f"{LAUNCHER}of_kernel("))
         edits.append(Edit(tokens[at].start, tokens[at].end, ").with("))
     edits.append(Edit(tokens[end].start, tokens[end].end, ")"))
+
+
+def cast_edits(tokens: Sequence[Token], opening: int, edits: list[Edit]) -> None:
+    """Takes away the cast of the first argument to void*: the type of the kernel says what it takes."""
+    texts = [token.text for token in tokens[opening : opening + 8]]
+    cast = [text for text in texts if text != "const"]
+    if texts[:1] == ["("] and cast[1:5] == ["(", "void", "*", ")"]:
+        edits += [Edit(token.start, token.end, "") for token in tokens[opening + 1 : closing(tokens, opening + 1) + 1]]
+    elif cast[:1] + cast[2:6] == ["(", "<", "void", "*", ">"] and cast[1] in ("reinterpret_cast", "static_cast"):
+        end = opening + texts.index(">")
+        edits += [Edit(token.start, token.end, "") for token in tokens[opening + 1 : end + 1]]
 
 
 def shared_edits(tokens: Sequence[Token], at: int, edits: list[Edit]) -> None:
@@ -307,9 +361,12 @@ def with_headers(path: Path, most_bytes: int) -> str:
     def read(file: Path, around: tuple[Path, ...]) -> str:
         shown = str(file.relative_to(folder))
         try:
-            text = read_untrusted(file, most_bytes).decode("utf-8")
+            data = read_untrusted(file, most_bytes)
         except ValueError as error:
-            raise ExerciseError(f"{shown} cannot be read as text in UTF-8: {error}") from None
+            raise ExerciseError(str(error)) from None
+        if b"\0" in data:
+            raise ExerciseError(f"{shown} is no text, and so no source")
+        text = data.decode("utf-8-sig", errors="replace")  # comments in another encoding are none of nvcc's business
         if ONCE.search(text):
             once.add(file)
         lines = ONCE.sub("", text).split("\n")

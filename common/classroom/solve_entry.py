@@ -26,7 +26,10 @@ TENSORS = {
     "batchnorm_train": ("x gamma beta y", "running_mean running_var save_mean save_invstd"),
     "batchnorm_inference": ("x gamma beta running_mean running_var y", ""),
     "batchnorm_backward": ("dy x gamma save_mean save_invstd dx dgamma dbeta", ""),
+    "groupnorm_forward": ("x gamma beta y", "mean rstd"),
 }
+# Judged as another one: LayerNorm over rows of a group's values each, whose gamma and beta solve.cpp takes out.
+JUDGED_AS = {"groupnorm_forward": "layernorm_forward"}
 OPTIONAL = {"gamma", "beta", "mean", "rstd", "running_mean", "running_var", "dx", "dgamma", "dbeta"}
 IN_STRUCT = {"add_layernorm_backward": "layernorm_backward"}  # whose struct has a dh
 
@@ -35,8 +38,15 @@ LEETGPU = {
     "40": "batchnorm_train",
     "50": "rmsnorm_forward",
     "83": "add_rmsnorm_forward",
+    "105": "groupnorm_forward",
     "113": "layernorm_forward",
 }
+# How the sizes of a group norm are called; without the names, they are in the order of LeetGPU.
+GROUP_SIZES = {
+    "samples": "n b batch batch_size samples", "channels": "c channels num_channels", "height": "h height",
+    "width": "w width", "pixels": "hw spatial pixels s", "groups": "g groups num_groups n_groups",
+}
+GROUP_ORDERS = {4: "samples channels pixels groups", 5: "samples channels height width groups"}
 
 NAMES = {
     "x": "x in input inp inputs a src data",
@@ -76,7 +86,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """What solve() takes, in its order: tensors, rows, cols, eps, momentum, one, zero (a scalar gamma or beta)."""
+    """What solve() takes, in its order: tensors, rows, cols, eps, momentum, one, zero (a scalar gamma or beta); of a
+    group norm samples, channels, height, width, pixels and groups."""
 
     operation: str
     dtype: str
@@ -89,12 +100,18 @@ class Entry:
     def without(self) -> list[str]:
         """The optional tensors that it does not take."""
         known = " ".join(TENSORS[self.operation]).split()
-        return [name for name in known if name in OPTIONAL and name not in self.words]
+        given = set(self.words) - ({"gamma", "beta"} if "groups" in self.words else set())
+        return [name for name in known if name in OPTIONAL and name not in given]
+
+    @property
+    def judged_as(self) -> str:
+        """The operation of the harness."""
+        return JUDGED_AS.get(self.operation, self.operation)
 
     @property
     def told(self) -> str:
         """As solve.cpp reads it."""
-        return " ".join([self.operation, self.dtype, self.param_dtype, *self.words])
+        return " ".join([self.judged_as, self.dtype, self.param_dtype, *self.words])
 
     @property
     def shim(self) -> str:
@@ -108,7 +125,8 @@ def expected(operation: str) -> str:
     outputs = ("y", "dx", "dgamma", "dbeta")
     pointers = [f"{'' if name in outputs else 'const '}float* {name}" for name in required]
     eps = [] if operation.endswith("backward") else ["float eps"]
-    return f'extern "C" void solve({", ".join([*pointers, "int N", "int D", *eps])})'
+    sizes = ["int N", "int C", "int H", "int W", "int G"] if operation == "groupnorm_forward" else ["int N", "int D"]
+    return f'extern "C" void solve({", ".join([*pointers, *sizes, *eps])})'
 
 
 def find_entry(text: str, operation: str, name: str) -> Entry:
@@ -121,11 +139,21 @@ def find_entry(text: str, operation: str, name: str) -> Entry:
     ]
     bodies = [i for i in found if tokens[closing(tokens, i + 1) + 1 : closing(tokens, i + 1) + 2]
               and tokens[closing(tokens, i + 1) + 1].text == "{"]
+    inside = [i for i, token in enumerate(tokens[:-1]) if token.text == "solve" and tokens[i + 1].text == "("
+              and not token.is_outside and not token.in_directive and tokens[i - 1].text == "void"]
+    if not bodies and inside:
+        line = text.count("\n", 0, tokens[inside[0]].start) + 1
+        raise ExerciseError(
+            f"{place(text, line, name)}: this solve() stands inside of another function or class; is a brace missing "
+            "above?"
+        )
     if len(bodies) != 1:
         many = "more than one solve()" if bodies else "no solve()"
         raise ExerciseError(f"{name} has {many}; it needs one: {expected(operation)}, all of them device pointers")
     at = bodies[0]
     where = place(text, text.count("\n", 0, tokens[at].start) + 1, name)
+    if any("namespace" in head for head in heads_around(tokens, at)):
+        raise ExerciseError(f"{where}: this solve() stands in a namespace, where nobody looks for it; put it outside")
     end = closing(tokens, at + 1)
     parameters = [parameter_of(each, where) for each in split(tokens, at + 2, end)]
     if any(parameter.kind == "struct" for parameter in parameters):
@@ -134,7 +162,7 @@ def find_entry(text: str, operation: str, name: str) -> Entry:
     tensors = dict(zip(map(id, pointers), tensors_of(pointers, parameters, operation, where)))
     words: list[str] = []
     types: dict[str, str] = {}
-    sizes = sizes_of(sum(parameter.kind == "size" for parameter in parameters), operation, where)
+    sizes = sizes_of([each.name for each in parameters if each.kind == "size"], operation, where)
     for parameter in parameters:
         if parameter.kind == "pointer":
             words.append(tensors[id(parameter)])
@@ -146,14 +174,36 @@ def find_entry(text: str, operation: str, name: str) -> Entry:
     notes: list[str] = []
     if {"one", "zero"} & set(words):
         notes.append("gamma and beta are numbers here: it was judged with 1 and 0.")
-    if "rows" not in words:
+    if "groups" in words:
+        notes.append(
+            "A row is a group of a sample here, and its columns are the values of the group's channels; gamma and beta "
+            "are taken out of what is told of y."
+        )
+    elif "rows" not in words:
         notes.append("solve() takes one size: it was judged with one row.")
     if "eps" not in words and not operation.endswith("backward"):
         notes.append("solve() takes no eps: its own must be the one that it was judged with (--eps).")
     dtype = dtype_of(types.get("x") or types.get("dy", ""), where)
+    if operation == "groupnorm_forward" and any(dtype_of(each, where) != "fp32" for each in types.values()):
+        raise ExerciseError(f"{where}: a group norm is judged in float alone")
     own = next((types[name] for name in ("gamma", "beta", "dgamma") if name in types), None)
     return Entry(operation, dtype, dtype_of(own, where) if own else dtype, tuple(words), shim_of(parameters),
                  tuple(notes))
+
+
+def heads_around(tokens: Sequence[Token], at: int) -> list[list[str]]:
+    """Of each brace that is open there, the words that stand in front of it."""
+    opened: list[list[str]] = []
+    head: list[str] = []
+    for token in tokens[:at]:
+        if token.in_directive:
+            continue
+        if token.text == "{":
+            opened.append(head)
+        elif token.text == "}" and opened:
+            opened.pop()
+        head = [] if token.text in ("{", "}", ";") else [*head, token.text]
+    return opened
 
 
 def parameter_of(tokens: Sequence[Token], where: str) -> Parameter:
@@ -221,7 +271,15 @@ def tensor_named(name: str, known: Sequence[str]) -> str | None:
     return None
 
 
-def sizes_of(count: int, operation: str, where: str) -> list[str]:
+def sizes_of(names: Sequence[str], operation: str, where: str) -> list[str]:
+    count = len(names)
+    if operation == "groupnorm_forward":
+        by_name = [size for name in names for size, known in GROUP_SIZES.items() if name.lower() in known.split()]
+        if sorted(by_name) in map(sorted, map(str.split, GROUP_ORDERS.values())):
+            return by_name
+        if count in GROUP_ORDERS:
+            return GROUP_ORDERS[count].split()
+        raise ExerciseError(f"{where}: solve() takes {count} sizes; of a group norm they are N, C, H, W and G")
     if count == 1 and not operation.startswith("batchnorm"):
         return ["cols"]
     if count == 2:
@@ -275,6 +333,10 @@ def shim(body: str) -> str:
 
 def with_struct(parameters: Sequence[Parameter], operation: str, where: str) -> Entry:
     """solve(const nw_OPERATION_args*, stream): in fp32, with every tensor that the operation has."""
+    if operation in JUDGED_AS:
+        raise ExerciseError(
+            f"{where}: the library has no {operation}, and so no struct; {expected(operation)} is known"
+        )
     struct = f"nw_{IN_STRUCT.get(operation, operation)}_args"
     kinds = [parameter.kind for parameter in parameters]
     if kinds not in (["struct"], ["struct", "stream"]) or struct not in parameters[0].type.split("*")[0].split():

@@ -56,6 +56,49 @@ void check_tiles() {
   }
 }
 
+// A tile without a parent in its type, as functions take it.
+__device__ int sum_of(const cg::thread_block_tile<8>& tile, int value) {
+  return cg::reduce(tile, value, cg::plus<int>());
+}
+__global__ void tile_of_no_parent(int* sums) {
+  const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(cg::this_thread_block());
+  sums[threadIdx.x] = sum_of(cg::tiled_partition<8>(warp), static_cast<int>(threadIdx.x));
+}
+
+TEST_P(SimtGroups, ATileIsATileOfAnyParent) {
+  DeviceArray<int> sums(64);
+  launch(tile_of_no_parent, {.grid = 1, .block = 64}, sums);
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(sums.values()[i], static_cast<int>(8 * (i / 8 * 8) + 28));
+}
+
+// A sum in shared memory, of whatever group it is given.
+__device__ int sum_in(const cg::thread_group& group, int* shared, int value) {
+  const unsigned rank = group.thread_rank();
+  for (unsigned half = group.size() / 2; half > 0; half /= 2) {
+    shared[rank] = value;
+    group.sync();
+    if (rank < half) value += shared[rank + half];
+    group.sync();
+  }
+  return value;  // of all, in the first
+}
+__global__ void sums_of_groups(int* sums) {
+  __shared__ int shared[64];
+  const int value = static_cast<int>(threadIdx.x);
+  const cg::thread_group tile = cg::tiled_partition(cg::this_thread_block(), 16);
+  const int of_tile = sum_in(tile, shared + threadIdx.x / 16 * 16, value);
+  if (tile.thread_rank() == 0) sums[threadIdx.x / 16] = of_tile;
+  cg::this_thread_block().sync();
+  const int of_block = sum_in(cg::this_thread_block(), shared, value);
+  if (threadIdx.x == 0) sums[4] = of_block;
+}
+
+TEST_P(SimtGroups, AFunctionOfAnyGroup) {
+  DeviceArray<int> sums(5);
+  launch(sums_of_groups, {.grid = 1, .block = 64}, sums);
+  EXPECT_EQ(sums.values(), (std::vector<int>{120, 376, 632, 888, 2016}));
+}
+
 TEST_P(SimtGroups, TilesReduce) {
   check_tiles<1>();
   check_tiles<2>();

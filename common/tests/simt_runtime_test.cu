@@ -84,6 +84,22 @@ TEST_F(SimtRuntime, RowsOfAPitch) {
   EXPECT_EQ(cudaMallocPitch(&nothing, nullptr, 4, 4), cudaErrorInvalidValue);
 }
 
+TEST_F(SimtRuntime, AdviceAboutMemory) {
+  int* data = nullptr;
+  ASSERT_EQ(cudaMallocManaged(&data, 4000), cudaSuccess);
+  EXPECT_EQ(cudaMemPrefetchAsync(data, 4000, 0), cudaSuccess);
+  EXPECT_EQ(cudaMemPrefetchAsync(data + 500, 2000, cudaCpuDeviceId, nullptr), cudaSuccess);
+  EXPECT_EQ(cudaMemAdvise(data, 4000, cudaMemAdviseSetReadMostly, 0), cudaSuccess);
+  const cudaMemLocation host{cudaMemLocationTypeHost, 0};  // as CUDA 13 has it
+  EXPECT_EQ(cudaMemPrefetchAsync(data, 4000, host, 0u), cudaSuccess);
+  EXPECT_EQ(cudaMemAdvise(data, 4000, cudaMemAdviseSetPreferredLocation, host), cudaSuccess);
+  EXPECT_EQ(cudaMemPrefetchAsync(data, 8000, 0), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemPrefetchAsync(&data, 8, 0), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemPrefetchAsync(data, 4000, 1), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
+}
+
 TEST_F(SimtRuntime, CopiesAreChecked) {
   DeviceArray<int> a(std::vector<int>{1, 2, 3, 4}), b(4);
   std::vector<int> host(8, 9);
@@ -229,6 +245,41 @@ TEST_F(SimtRuntime, Occupancy) {
   EXPECT_EQ(attributes.maxThreadsPerBlock, 1024);
   EXPECT_EQ(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 * 1024), cudaErrorInvalidValue);
   cudaGetLastError();
+}
+
+TEST_F(SimtRuntime, BlockSizesThatAreProposed) {
+  int blocks = 0, threads = 0, multiprocessors = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+  ASSERT_EQ(cudaOccupancyMaxPotentialBlockSize(&blocks, &threads, add), cudaSuccess);
+  EXPECT_EQ(threads, 1024);
+  EXPECT_EQ(blocks, 2 * multiprocessors);
+  ASSERT_EQ(cudaOccupancyMaxPotentialBlockSize(&blocks, &threads, add, 0, 200), cudaSuccess);
+  EXPECT_EQ(threads, 128);  // 16 blocks of it are 2,048 threads; 10 of 192 are fewer, as are those of 200
+  EXPECT_EQ(blocks, 16 * multiprocessors);
+  const auto a_kilobyte_each = [](int size) { return size * 1024; };  // 227 KB are the most of a block
+  ASSERT_EQ(cudaOccupancyMaxPotentialBlockSizeVariableSMem(&blocks, &threads, add, a_kilobyte_each), cudaSuccess);
+  EXPECT_EQ(threads * (blocks / multiprocessors), 224);
+  EXPECT_EQ(cudaOccupancyMaxPotentialBlockSize(&blocks, &threads, add, 0, -1), cudaErrorInvalidValue);
+}
+
+void CUDART_CB count_up(cudaStream_t, cudaError_t status, void* data) {
+  *static_cast<int*>(data) += status == cudaSuccess ? 1 : 100;
+}
+
+TEST_F(SimtRuntime, Priorities) {
+  int least = 9, greatest = 9;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  EXPECT_EQ(least, 0);
+  EXPECT_LT(greatest, least);  // smaller numbers come first
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(SimtRuntime, Callbacks) {
+  int calls = 0;
+  ASSERT_EQ(cudaStreamAddCallback(nullptr, count_up, &calls, 0), cudaSuccess);
+  EXPECT_EQ(calls, 1);
 }
 
 TEST_F(SimtRuntime, ResetFreesAndForgets) {

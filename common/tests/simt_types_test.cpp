@@ -520,6 +520,19 @@ TEST(SimtMath, ProductsOfIntegers) {
   EXPECT_EQ(__mul64hi(0x123456789abcdef0ll, -0x0fedcba987654321ll), ~0x0121fa00ad77d742ll);
 }
 
+TEST(SimtMath, Bytes) {
+  EXPECT_EQ(__byte_perm(0x33221100u, 0x77665544u, 0x3210u), 0x33221100u);
+  EXPECT_EQ(__byte_perm(0x33221100u, 0x77665544u, 0x0527u), 0x00552277u);
+  EXPECT_EQ(__byte_perm(0x33221100u, 0x77665544u, 0xffff3d88u), 0x33550000u);  // three bits of each digit count
+  EXPECT_EQ(__dp4a(0x04030201, 0x01020304, 5), 4 + 6 + 6 + 4 + 5);
+  EXPECT_EQ(__dp4a(-1, 0x7f7f7f7f, 1), 1 - 4 * 127);  // bytes with a sign
+  EXPECT_EQ(__dp4a(~0u, 0x01010101u, 1u), 1u + 4 * 255);
+  EXPECT_EQ(__dp4a(0x01010101, 0x01010101, std::numeric_limits<int>::max()), std::numeric_limits<int>::min() + 3);
+  EXPECT_EQ(__sad(-3, 4, 10u), 17u);
+  EXPECT_EQ(__sad(std::numeric_limits<int>::max(), std::numeric_limits<int>::min(), 0u), ~0u);
+  EXPECT_EQ(__usad(3u, 0u, 1u), 4u);
+}
+
 TEST(SimtMath, FloatsToIntegers) {
   EXPECT_EQ(__float2int_rn(2.5f), 2);
   EXPECT_EQ(__float2int_rn(3.5f), 4);

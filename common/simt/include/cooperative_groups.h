@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "cuda_runtime.h"
@@ -114,6 +115,10 @@ class thread_block_tile : public coalesced_group {
 
  public:
   thread_block_tile() : coalesced_group(lanes()) {}
+  // A tile of any parent is one of none: `thread_block_tile<32> warp = tiled_partition<32>(block)`.
+  template <class Other>
+  requires(std::is_void_v<Parent> && !std::is_void_v<Other>) thread_block_tile(const thread_block_tile<Size, Other>&)
+      : thread_block_tile() {}
 
   static constexpr unsigned num_threads() { return Size; }
   static constexpr unsigned size() { return Size; }
@@ -142,6 +147,27 @@ thread_block_tile<Size, thread_block_tile<ParentSize, Parent>> tiled_partition(
     const thread_block_tile<ParentSize, Parent>&) {
   static_assert(Size <= ParentSize);
   return {};
+}
+
+// Any group of a block's threads, for functions that do with each: the block, a tile of a warp, converged lanes.
+class thread_group {
+ public:
+  thread_group(const thread_block&) {}
+  thread_group(const coalesced_group& lanes) : lanes_(lanes) {}
+
+  void sync(SIMT_SITE_PARAMETERS) const { lanes_ ? lanes_->sync(file, line) : thread_block::sync(file, line); }
+  unsigned thread_rank() const { return lanes_ ? lanes_->thread_rank() : thread_block::thread_rank(); }
+  unsigned num_threads() const { return lanes_ ? lanes_->num_threads() : thread_block::num_threads(); }
+  unsigned size() const { return num_threads(); }
+
+ private:
+  std::optional<coalesced_group> lanes_;
+};
+// A part of `size` neighboring threads, 1 to 32 and a power of two; of a block or of what is a part of one itself.
+inline thread_group tiled_partition(const thread_group&, unsigned size) {
+  if (!std::has_single_bit(size) || size > 32) __trap();
+  const unsigned first = simt::detail::lane_id() / size * size;
+  return coalesced_group((size == 32 ? ~0u : (1u << size) - 1) << first);
 }
 
 // The blocks of a cluster; one block, where the launch has none.

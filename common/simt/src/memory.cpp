@@ -249,6 +249,28 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, int device, cudaStream_t) {
+  if (device != 0 && device != cudaCpuDeviceId) return remember_error(cudaErrorInvalidDevice);
+  Memory& m = memory();
+  std::lock_guard lock(m.mutex);
+  const Allocation* const allocation = find(m, pointer);
+  const bool is_within = allocation != nullptr && !allocation->on_host && bytes > 0 &&
+                         find(m, static_cast<const std::byte*>(pointer) + (bytes - 1)) == allocation;
+  if (!is_within) return remember_error(cudaErrorInvalidValue);
+  return sticky_error;
+}
+cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise, int device) {
+  return cudaMemPrefetchAsync(pointer, bytes, device);
+}
+cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, cudaMemLocation location, unsigned,
+                                 cudaStream_t stream) {
+  const int device = location.type == cudaMemLocationTypeHost ? cudaCpuDeviceId : location.id;
+  return cudaMemPrefetchAsync(pointer, bytes, device, stream);
+}
+cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise, cudaMemLocation location) {
+  return cudaMemPrefetchAsync(pointer, bytes, location, 0);
+}
+
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   Memory& m = memory();
   std::lock_guard lock(m.mutex);

@@ -11,6 +11,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 import normworklog as nw
+from normworklog import _library
 
 pytestmark = pytest.mark.skipif(
     nw.backend() != "cpu", reason="numpy arrays are in the CPU's memory, and the library is a GPU build"
@@ -330,6 +331,11 @@ ONES, SHORT, PLANE = np.ones(16, np.float32), np.ones(15, np.float32), np.ones((
 def test_errors_name_the_argument(error: type[Exception], message: str, call: Any) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_missing_gpu_is_said() -> None:
+    with pytest.raises(nw.Error, match="^NW_ERROR_NO_DEVICE: there is no CUDA device here, or no driver for it"):
+        _library.load().fail(12)
 
 
 def test_torch_is_imported_late() -> None:

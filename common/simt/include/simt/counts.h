@@ -128,6 +128,10 @@ std::vector<KernelCounts> take_counts();
 // From now on called before each write, by a kernel or by host code, that the compiler tells of: `code` is behind the
 // instruction. It may end the program. Null: not any more.
 void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code));
+// From now on called before each access of a kernel's that the compiler tells of and that is counted; count_access()
+// counts one that it does not tell of.
+void watch_accesses(void (*watcher)(const volatile void* address, size_t bytes));
+void count_access(const volatile void* address, size_t bytes, bool is_write, const void* code);
 // Whether the calling thread runs a block, as far as it is counted.
 bool is_in_kernel();
 

@@ -91,6 +91,33 @@ constexpr int __mul24(int a, int b) noexcept {
 constexpr unsigned int __umul24(unsigned int a, unsigned int b) noexcept {
   return (a & 0xffffffu) * (b & 0xffffffu);
 }
+// Byte i of the result is the byte of y:x, eight bytes, that the lower three bits of digit i of `selector` name.
+constexpr unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) noexcept {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned int result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned int>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
+}
+// `sum`, and the products of the four bytes of both.
+constexpr int __dp4a(int a, int b, int sum) noexcept {
+  const auto byte = [](int word, int i) { return static_cast<std::int8_t>(static_cast<unsigned int>(word) >> 8 * i); };
+  for (int i = 0; i < 4; ++i) sum = static_cast<int>(static_cast<unsigned int>(sum) + byte(a, i) * byte(b, i));
+  return sum;
+}
+constexpr unsigned int __dp4a(unsigned int a, unsigned int b, unsigned int sum) noexcept {
+  for (int i = 0; i < 4; ++i) sum += (a >> 8 * i & 0xff) * (b >> 8 * i & 0xff);
+  return sum;
+}
+// |a - b| + sum.
+constexpr unsigned int __sad(int a, int b, unsigned int sum) noexcept {
+  return sum + (a > b ? static_cast<unsigned int>(a) - static_cast<unsigned int>(b)
+                      : static_cast<unsigned int>(b) - static_cast<unsigned int>(a));
+}
+constexpr unsigned int __usad(unsigned int a, unsigned int b, unsigned int sum) noexcept {
+  return sum + (a > b ? a - b : b - a);
+}
 // The upper half of a product that is twice as wide.
 constexpr int __mulhi(int a, int b) noexcept {
   return static_cast<int>(static_cast<long long>(a) * b >> 32);

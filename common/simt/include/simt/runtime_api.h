@@ -176,6 +176,29 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* pointer);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 
+// Where managed memory lies, and how it is used: there is one memory here, and so nothing to do. The memory must be
+// allocated, and the device be this one or the host.
+constexpr int cudaCpuDeviceId = -1;
+enum cudaMemoryAdvise {
+  cudaMemAdviseSetReadMostly = 1,
+  cudaMemAdviseUnsetReadMostly = 2,
+  cudaMemAdviseSetPreferredLocation = 3,
+  cudaMemAdviseUnsetPreferredLocation = 4,
+  cudaMemAdviseSetAccessedBy = 5,
+  cudaMemAdviseUnsetAccessedBy = 6,
+};
+enum cudaMemLocationType { cudaMemLocationTypeDevice = 1, cudaMemLocationTypeHost = 2 };
+struct cudaMemLocation {
+  cudaMemLocationType type;
+  int id;
+};
+cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, int device, cudaStream_t stream = nullptr);
+cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise advice, int device);
+// As CUDA 13 has them.
+cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, cudaMemLocation location, unsigned flags,
+                                 cudaStream_t stream = nullptr);
+cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation location);
+
 template <class T>
 cudaError_t cudaMalloc(T** pointer, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(pointer), bytes);
@@ -253,10 +276,14 @@ constexpr unsigned cudaStreamNonBlocking = 1;
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);  // as a GPU's; all streams are alike here
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+#define CUDART_CB  // how Windows would call such a function
+using cudaStreamCallback_t = void (*)(cudaStream_t stream, cudaError_t status, void* data);
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned flags);
 using cudaHostFn_t = void (*)(void* data);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data);
 
@@ -373,6 +400,41 @@ template <class... Parameters>
 cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, void (*kernel)(Parameters...),
                                                  const cudaLaunchConfig_t* config) {
   return cudaOccupancyMaxPotentialClusterSize(size, reinterpret_cast<const void*>(kernel), config);
+}
+
+// Of the block sizes that are whole warps, at most `limit` threads where one is given, the largest of those with which
+// most threads are on a multiprocessor at once; and as many blocks as are then on all of them.
+// `shared_bytes(block_size)`: of dynamic shared memory.
+template <class... Parameters, class SharedBytes>
+cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid_size, int* block_size,
+                                                           void (*kernel)(Parameters...), SharedBytes shared_bytes,
+                                                           int limit = 0) {
+  if (grid_size == nullptr || block_size == nullptr || limit < 0) return cudaErrorInvalidValue;
+  int most = 0, multiprocessors = 0;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerBlock, 0)) return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0))
+    return error;
+  *grid_size = *block_size = 0;
+  int threads_at_once = 0;
+  if (limit > 0 && limit < most) most = limit;
+  for (int size = most; size > 0; size = size % 32 == 0 ? size - 32 : size / 32 * 32) {
+    int blocks = 0;
+    const size_t bytes = static_cast<size_t>(shared_bytes(size));
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, size, bytes);
+    if (error != cudaSuccess) return error;
+    if (blocks * size > threads_at_once) {
+      threads_at_once = blocks * size;
+      *block_size = size;
+      *grid_size = blocks * multiprocessors;
+    }
+  }
+  return cudaSuccess;
+}
+template <class... Parameters>
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid_size, int* block_size, void (*kernel)(Parameters...),
+                                               size_t shared_bytes = 0, int limit = 0) {
+  const auto same = [=](int) { return shared_bytes; };
+  return cudaOccupancyMaxPotentialBlockSizeVariableSMem(grid_size, block_size, kernel, same, limit);
 }
 
 namespace simt::detail {
