@@ -951,7 +951,7 @@ def shared_row(drawing: Drawing, y: float, places: list[int], multiprocessors: i
 
 
 def message_places(drawing: Drawing, y: float, now: float, sent: list[list[float]], notes: tuple[str, str]) -> None:
-    """What lies in the place of each sender, for even turns and for odd ones."""
+    """What lies where each sender was, for even turns and for odd ones."""
     left, width, height = LEFT + 92.0, 200.0, 26
     for sender in range(len(sent[0])):
         drawing.text(
