@@ -120,9 +120,10 @@ bool launch_by_zero_centered_rules(const LayerNormBackward<T, W>& p, cudaStream_
 }
 
 // LayerNorm's pass, or RMSNorm's, which has no mean. Rows of whole vectors that no rule takes have the lesson's kernel
-// `staying`, if its threads hold them. What is left is read twice, an element at a time.
+// `staying`, if its threads hold them. Of what is left, dx alone: it is read twice, an element at a time, and false
+// says that the sums over rows are still to come.
 template <class T, class G, bool centered>
-void zero_centered_pass(const LayerNormBackward<T, G>& plain, cudaStream_t stream) {
+bool zero_centered_pass(const LayerNormBackward<T, G>& plain, cudaStream_t stream) {
   using W = AboutZero<G>;
   using welford::on_boundaries;
   const LayerNormBackward<T, W> p = with_parameters<W>(plain);
@@ -131,19 +132,17 @@ void zero_centered_pass(const LayerNormBackward<T, G>& plain, cudaStream_t strea
                              are_whole(p.dy, p.dy_stride) && are_whole(p.dh, p.dh_stride) &&
                              are_whole(p.dx, p.dx_stride) && on_boundaries(p.gamma, 0);
   if constexpr (!centered && types_of<T, W> == bits16) {
-    if (whole_vectors && p.dh && launch_by_zero_centered_rules<T, W, true>(p, stream)) return;
-    if (whole_vectors && !p.dh && launch_by_zero_centered_rules<T, W, false>(p, stream)) return;
+    if (whole_vectors && p.dh && launch_by_zero_centered_rules<T, W, true>(p, stream)) return true;
+    if (whole_vectors && !p.dh && launch_by_zero_centered_rules<T, W, false>(p, stream)) return true;
   }
   const unsigned threads = warp_shuffle::blocks_for(p.cols, lanes * columns_of_thread) * lanes;
-  if (whole_vectors && threads <= most_threads) return launch_staying<true>(p, threads, stream);
+  if (whole_vectors && threads <= most_threads) return launch_staying<true>(p, threads, stream), true;
   if (p.rows > 0 && p.dx) {
     LaunchShape shape = block_per_row(p, stream);
     shape.block = threads_of_reread;
     launch(dx_reread<T, W>, shape, p, 1.0f / static_cast<float>(p.cols));
   }
-  LayerNormBackward<T, G> sums = plain;
-  sums.dx = nullptr;
-  separate(sums, stream);
+  return !p.dgamma && !p.dbeta;
 }
 // [/snippet]
 

@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 NAMESPACE = re.compile(r"\s*(?:inline\s+)?namespace\b[\w\s:]*$")
 WORD = re.compile(r"(?<![\w.])(?<!->)([A-Za-z_]\w*)(?=\s*(.?))")  # a name that is no member's, and what follows it
 NO_FUNCTION = re.compile(r"(?:struct|class|union|enum|using|inline constexpr|constexpr)\b")
-VARIANT = re.compile(r'\badd\("(\w+)"')
+VARIANT = re.compile(r'\badd\(\s*"(\w+)"')
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,11 @@ def variants(stage: Path) -> Iterator[tuple[str, str]]:
 
 
 def units() -> dict[str, Path]:
-    """The final kernels' translation units, by the function that each defines."""
-    return {path.stem: path for path in ROOT.glob("0?_*/final/*.cu")}
+    """The final kernels' translation units, by the functions that each defines. Units of two stages may share a name."""
+    return {
+        definition.name: path
+        for path in sorted(ROOT.glob("0?_*/final/*.cu")) for definition in definitions(path) if definition.is_function
+    }
 
 
 def lines_of(stage: Path, entry: str) -> list[Definition]:

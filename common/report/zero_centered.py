@@ -44,6 +44,7 @@ def contenders(rows: int, cols: int) -> dict[str, dict[str, Callable[[], Any]]]:
     """Of each operation the calls, and under "exact" the outputs in float64."""
     import normworklog as nw
     import torch
+    import torch._functorch.config
 
     generator = torch.Generator("cuda").manual_seed(1)
     x, residual, dy = (
