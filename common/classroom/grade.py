@@ -438,7 +438,8 @@ class Grader:
         source.write_bytes(assembly.encode() if isinstance(assembly, str) else assembly)
         self.sandbox.give(made, slot)
         command = [self.recipe.compile[0], "-c", str(source), "-o", str(made / "main.o")]
-        against, _ = self.call_compiler(command, slot, folder, [folder], made, folder.with_suffix(".txt"))
+        readable = [folder, *toolkit_of(self.recipe)]
+        against, _ = self.call_compiler(command, slot, folder, readable, made, folder.with_suffix(".txt"))
         if against:
             raise ValueError(against)
         return read_untrusted(made / "main.o", 256 * MEBIBYTE)
