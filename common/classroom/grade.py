@@ -376,6 +376,11 @@ class Grader:
         unit = made / "main.o"
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
         command[1:1] = [f"-I{inputs}"]
+        readable = toolkit_of(recipe.compile[0])
+        host = shutil.which("g++")  # which nvcc would look for in a PATH that the sandbox does not have
+        if "nvcc" in Path(command[0]).name and host and not any(word.startswith("-ccbin") for word in command):
+            command[1:1] = ["-ccbin", host]
+            readable = [*readable, *toolkit_of(host)]
         if "nvcc" not in Path(command[0]).name:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
             if guarded:  # g++ does not tell of what it writes itself in place of these
@@ -387,7 +392,7 @@ class Grader:
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
         # The stages are there to be included by later ones; no folder above them is.
-        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *toolkit_of(recipe)]
+        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
         done = self.sandbox.run(
             command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt"
         )
@@ -398,7 +403,8 @@ class Grader:
             return None, f"the compiler had not ended after {done.seconds:.0f} s"
         if done.code != 0:
             ended_by = f"the compiler was ended by {signal_name(done.signal)}" if done.signal else ""
-            return None, explained(said or ended_by, source.decode(errors="replace"), SOURCE)
+            said = said or ended_by or f"the compiler ended with {done.code}, and has said nothing"
+            return None, explained(said, source.decode(errors="replace"), SOURCE)
         try:
             return read_untrusted(unit, 256 * MEBIBYTE), said
         except ValueError as error:
@@ -830,9 +836,9 @@ def run_on_gpu(
     return done, document if isinstance(document, dict) else {}
 
 
-def toolkit_of(recipe: Recipe) -> list[Path]:
-    """The folders of the compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
-    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).absolute()
+def toolkit_of(command: str) -> list[Path]:
+    """The folders of a compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
+    compiler = Path(shutil.which(command) or command).absolute()
     folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
     return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
 
