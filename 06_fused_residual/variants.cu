@@ -4,6 +4,7 @@
 #include "final/fused.cuh"
 #include "heads.cuh"
 #include "kernels.cuh"
+#include "quantized.cuh"
 
 namespace worklog::fused_residual {
 namespace {
@@ -42,6 +43,28 @@ void qk_norm_in_two(const QkNormForward<T, G>& p, cudaStream_t stream) {
   if (k.q_heads > 0) qk_norm(k, stream);
 }
 
+// The norm with y in T, in `unrounded`, and a kernel that quantizes it.
+template <class T, class G>
+void unfused_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
+  if (p.residual && p.subtracts_mean) {
+    add_layer_norm(AddLayerNormForward<T, G>{p.x, p.residual, p.gamma, p.beta, p.h, p.unrounded, nullptr, nullptr,
+                                             p.rows, p.cols, p.x_stride, p.residual_stride, p.h_stride, p.cols, p.eps},
+                   stream);
+  } else if (p.residual) {
+    add_rms_norm(AddRmsNormForward<T, G>{p.x, p.residual, p.gamma, p.h, p.unrounded, nullptr, p.rows, p.cols,
+                                         p.x_stride, p.residual_stride, p.h_stride, p.cols, p.eps},
+                 stream);
+  } else if (p.subtracts_mean) {
+    welford::layer_norm(LayerNormForward<T, G>{p.x, p.gamma, p.beta, p.unrounded, nullptr, nullptr, p.rows, p.cols,
+                                               p.x_stride, p.cols, p.eps},
+                        stream);
+  } else {
+    rms_norm(RmsNormForward<T, G>{p.x, p.gamma, p.unrounded, nullptr, p.rows, p.cols, p.x_stride, p.cols, p.eps},
+             stream);
+  }
+  quantize(p, stream);
+}
+
 }  // namespace
 
 Program program() {
@@ -54,10 +77,14 @@ Program program() {
               layer_norm<half, half>, layer_norm<half, float>, layer_norm<bf16, bf16>, layer_norm<bf16, float>,
               rms_norm<float, float>, rms_norm<half, half>, rms_norm<half, float>, rms_norm<bf16, bf16>,
               rms_norm<bf16, float>);
-  program.add("unfused", "a kernel for the sum, then the norm", unfused_layer_norm<float, float>,
-              unfused_layer_norm<half, half>, unfused_layer_norm<half, float>, unfused_layer_norm<bf16, bf16>,
-              unfused_layer_norm<bf16, float>, unfused_rms_norm<float, float>, unfused_rms_norm<half, half>,
-              unfused_rms_norm<half, float>, unfused_rms_norm<bf16, bf16>, unfused_rms_norm<bf16, float>);
+  program
+      .add("unfused", "a kernel for each step: the sum, the norm, eight bits", unfused_layer_norm<float, float>,
+           unfused_layer_norm<half, half>, unfused_layer_norm<half, float>, unfused_layer_norm<bf16, bf16>,
+           unfused_layer_norm<bf16, float>, unfused_rms_norm<float, float>, unfused_rms_norm<half, half>,
+           unfused_rms_norm<half, float>, unfused_rms_norm<bf16, bf16>, unfused_rms_norm<bf16, float>,
+           unfused_quantized<float, float>, unfused_quantized<half, half>, unfused_quantized<half, float>,
+           unfused_quantized<bf16, bf16>, unfused_quantized<bf16, float>)
+      .compared_with({.rounded_first = true});
   program.add("held", "stage 05's kernel of that name, with the sum in its load step", welford::held<float, float>,
               welford::held<half, half>, welford::held<half, float>, welford::held<bf16, bf16>,
               welford::held<bf16, float>, held_rms_norm<float, float>, held_rms_norm<half, half>,
@@ -102,6 +129,8 @@ Program program() {
            qk_norm<half, float>, qk_norm<bf16, bf16>, qk_norm<bf16, float>)
       .overwrites("q", "q_out")
       .overwrites("k", "k_out");
+  program.add("quantized", "y in eight bits, with its scales", quantized<float, float>, quantized<half, half>,
+              quantized<half, float>, quantized<bf16, bf16>, quantized<bf16, float>);
   return program;
 }
 

@@ -41,11 +41,12 @@ from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True
+from checked_assembly import AssemblyError, rewritten
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
 from judging import (
     ACCEPTED, BLOCK_SECONDS, SAME_EVERYWHERE, compare_times, judge_goals, last_lines, problems_of_checks, run,
-    same_code, signal_name, timings_of,
+    same_code, signal_name, timings_of, with_order,
 )
 from not_on_cpu import explained
 from objects import ObjectVetting
@@ -70,6 +71,15 @@ GUARDED = {
     "_ZdlPvm": "guarded_sized_delete", "_ZdaPvm": "guarded_sized_delete_array",
     "__cxa_allocate_exception": "guarded_allocate_exception", "memcpy": "guarded_memcpy",
     "memmove": "guarded_memmove", "memset": "guarded_memset", "mmap": "guarded_mmap", "munmap": "guarded_munmap",
+    "mprotect": "guarded_mprotect", "__cxa_throw": "guarded_throw",
+    "_ZSt17__throw_bad_allocv": "guarded_throw_bad_alloc",
+    "_ZSt28__throw_bad_array_new_lengthv": "guarded_throw_array_length",
+    "_ZSt25__throw_bad_function_callv": "guarded_throw_function_call",
+    "_ZSt19__throw_logic_errorPKc": "guarded_throw_text", "_ZSt20__throw_length_errorPKc": "guarded_throw_length",
+    "_ZSt24__throw_invalid_argumentPKc": "guarded_throw_invalid",
+    "_ZSt20__throw_out_of_rangePKc": "guarded_throw_range",
+    "_ZSt24__throw_out_of_range_fmtPKcz": "guarded_throw_range_of",
+    "_Z21cudaStreamSynchronizeP11CUstream_st": "guarded_synchronize",
     "sincos": "guarded_sincos", "sincosf": "guarded_sincosf",
     "_Z13cudaGetDevicePi": "guarded_get_device",
     "_Z22cudaDeviceGetAttributePi14cudaDeviceAttri": "guarded_get_attribute",
@@ -79,6 +89,12 @@ GUARDED = {
     "_ZN4simt6detail10copy_laterEPvPKvmmNS0_4SiteE": "guarded_copy_later",
     "_ZN4simt6detail11map_to_rankEPKvjPKcNS0_4SiteE": "guarded_map_to_rank",
 }
+# How the compiler writes assembly that checked_assembly.py can read: every function for itself, no tables of jumps.
+TO_ASSEMBLY = (
+    "-S", "-mindirect-branch=thunk-extern", "-mindirect-branch-register", "-mno-red-zone", "-fno-jump-tables",
+    "-fno-optimize-sibling-calls", "-fno-reorder-blocks-and-partition", "-fcf-protection=none",
+    "-fno-stack-protector", "-fno-stack-clash-protection", "-U_FORTIFY_SOURCE",
+)
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
 TOUCHED_BY_HOST, CANNOT_FILTER, NOT_ITS_OWN = 86, 87, 88  # exit codes of submission.cpp, confine.cpp, guard.cpp
 MOST_THREADS = 8  # of a run: each takes addresses for the stacks of a block, and others run at the same time
@@ -362,8 +378,8 @@ class Grader:
     def compile(
         self, main: str, source: bytes, slot: int, folder: Path, recipe: Recipe, guarded: bool = False
     ) -> tuple[bytes | None, str]:
-        """The object of this source and an exercise's main.cu, or none; and what the compiler said. `folder` is made.
-        `guarded`: calls through an address are checked (guard.cpp)."""
+        """What the compiler makes of this source and an exercise's main.cu, or none; and what it said. `folder` is
+        made. It is an object; with `guarded`, on x86-64, assembly that is to be checked."""
         folder.mkdir(parents=True)
         folder.chmod(0o755)
         inputs, made = folder / "source", folder / "made"
@@ -373,7 +389,8 @@ class Grader:
         (inputs / SOURCE).write_bytes(source)
         (inputs / "main.cu").write_text(main, encoding="utf-8")
         self.sandbox.give(made, slot)
-        unit = made / "main.o"
+        to_assembly = guarded and checks_assembly()
+        unit = made / ("main.s" if to_assembly else "main.o")
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
         command[1:1] = [f"-I{inputs}"]
         readable = toolkit_of(recipe.compile[0])
@@ -385,30 +402,52 @@ class Grader:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
             if guarded:  # g++ does not tell of what it writes itself in place of these
                 command += ["-fno-builtin-memset", "-fno-builtin-memmove"]
-            if guarded and platform.machine() == "x86_64":
-                command += ["-mindirect-branch=thunk-extern", "-mindirect-branch-register", "-mno-red-zone"]
+            if to_assembly:
+                command += TO_ASSEMBLY
             command += [
                 f"-ffile-prefix-map={inputs}=.", "-fmax-errors=3", "-fdiagnostics-color=never",
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
         # The stages are there to be included by later ones; no folder above them is.
         readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
-        done = self.sandbox.run(
-            command, slot, self.compile_limits, inputs, readable, [made], output=folder / "compiler.txt"
-        )
-        said = plain(done.output.replace(f"{inputs}/", "")).strip()
-        if done.stopped_for:
-            return None, f"the compiler was stopped: too much {done.stopped_for}"
-        if done.timed_out:
-            return None, f"the compiler had not ended after {done.seconds:.0f} s"
-        if done.code != 0:
-            ended_by = f"the compiler was ended by {signal_name(done.signal)}" if done.signal else ""
-            said = said or ended_by or f"the compiler ended with {done.code}, and has said nothing"
-            return None, explained(said, source.decode(errors="replace"), SOURCE)
+        against, said = self.call_compiler(command, slot, inputs, readable, made, folder / "compiler.txt")
+        if against:
+            return None, explained(against, source.decode(errors="replace"), SOURCE)
         try:
             return read_untrusted(unit, 256 * MEBIBYTE), said
         except ValueError as error:
             return None, str(error)
+
+    def call_compiler(
+        self, command: Sequence[str], slot: int, inputs: Path, readable: Sequence[Path], made: Path, output: Path
+    ) -> tuple[str, str]:
+        """What is wrong, or nothing; and what the compiler said."""
+        done = self.sandbox.run(command, slot, self.compile_limits, inputs, readable, [made], output=output)
+        said = plain(done.output.replace(f"{inputs}/", "")).strip()
+        if done.stopped_for:
+            return f"the compiler was stopped: too much {done.stopped_for}", said
+        if done.timed_out:
+            return f"the compiler had not ended after {done.seconds:.0f} s", said
+        if done.code != 0:
+            ended_by = f"the compiler was ended by {signal_name(done.signal)}" if done.signal else ""
+            return said or ended_by or "the compiler has failed", said
+        return "", said
+
+    def assemble(self, assembly: bytes | str, slot: int, folder: Path) -> bytes:
+        """The object of assembly that the compiler has written. `folder` is made. Raises ValueError."""
+        folder.mkdir()
+        folder.chmod(0o755)
+        source, made = folder / "main.s", folder / "made"
+        made.mkdir()
+        made.chmod(0o755)
+        source.write_bytes(assembly.encode() if isinstance(assembly, str) else assembly)
+        self.sandbox.give(made, slot)
+        command = [self.recipe.compile[0], "-c", str(source), "-o", str(made / "main.o")]
+        readable = [folder, *toolkit_of(self.recipe.compile[0])]
+        against, _ = self.call_compiler(command, slot, folder, readable, made, folder.with_suffix(".txt"))
+        if against:
+            raise ValueError(against)
+        return read_untrusted(made / "main.o", 256 * MEBIBYTE)
 
     def link(
         self, recipe: Recipe, unit: Path, program: Path, before: Sequence[str], after: Sequence[str], source: bytes
@@ -438,8 +477,17 @@ class Grader:
         data, said = self.compile(examination.main, source, slot, folder, recipe, guarded=guarded)
         if data is None:
             return Build(None, said)
-        if examination.object_vetting and (reasons := examination.object_vetting.reasons(data)):
-            return Build(None, said, tuple(reasons))
+        assembly = data if guarded and checks_assembly() else None
+        try:
+            data = data if assembly is None else self.assemble(assembly, slot, folder / "as-it-is")
+            if examination.object_vetting and (reasons := examination.object_vetting.reasons(data)):
+                return Build(None, said, tuple(reasons))
+            if assembly is not None:
+                data = self.assemble(rewritten(assembly.decode(), GUARDED), slot, folder / "checked")
+        except AssemblyError as error:
+            return Build(None, said, (f"the compiled code has {error}",))
+        except ValueError as error:
+            return Build(None, str(error))
         own, program = folder / "main.o", folder / "program"
         own.write_bytes(data)
         before, after = parts, ()
@@ -454,7 +502,7 @@ class Grader:
         return Build(None, against) if against else Build(program, said)
 
     def run(
-        self, program: Path, tasks: Path, slot: int, folder: Path, counts: bool
+        self, program: Path, tasks: Path, slot: int, folder: Path, counts: bool, in_reverse: bool = False
     ) -> tuple[Outcome, Path, list[Json]]:
         """Runs a submission's program on tasks: how it ended, the file of its outcomes, what was counted."""
         folder.mkdir()
@@ -480,6 +528,7 @@ class Grader:
                 "WORKLOG_MEMORY_BYTES": str(limits.memory_bytes),
                 "WORKLOG_SIMT_THREADS": str(min(os.cpu_count() or 1, MOST_THREADS)),
                 "WORKLOG_GUARDED": str(int(self.vets)), **SAME_EVERYWHERE,
+                **({"WORKLOG_SIMT_ORDER": "reverse"} if in_reverse else {}),
             },
         )
         if done.code == CANNOT_FILTER:
@@ -549,21 +598,50 @@ class Grader:
             grade.problems = [{"kind": "compile", "text": built.said}]
             return
         grade.warnings = built.said
-        endings = []
-        for number, flags in enumerate(examination.runs):
+        endings = self.check(examination, built.program, slot, folder, grade)
+        if not endings and grade.right == grade.results:  # and in reverse order, as `check` does
+            endings = self.check(examination, built.program, slot, folder, grade, in_reverse=True)
+        if endings:
+            of_host = [ending for ending in endings if ending["verdict"] == "not by a kernel"]
+            grade.verdict = (of_host or endings)[0]["verdict"]
+            grade.right = 0 if of_host else grade.right
+            return
+        if examination.counted_run:
+            self.count(examination, source, built.program, slot, folder, grade)
+        if grade.verdict == "not by a kernel":
+            grade.right = 0
+        elif grade.right < grade.results:
+            grade.verdict = "partly right" if grade.right else "wrong"
+        else:
+            uncounted = any(problem["kind"] == "uncounted" for problem in grade.problems)
+            clean = grade.findings == 0 and grade.goals_met == grade.goals and not uncounted
+            grade.verdict = "solved" if clean else "right"
+
+    def check(
+        self, examination: Examination, program: Path, slot: int, folder: Path, grade: Grade, in_reverse: bool = False
+    ) -> list[Json]:
+        """Adds to the grade what comes of the runs that are checked. `in_reverse`: blocks, warps and lanes get their
+        turns in reverse order, after all was right in the usual one. Returned are the ends that are wrong."""
+        endings: list[Json] = []
+        for number, plain_flags in enumerate(examination.runs):
+            flags = f"{plain_flags} --order reverse" if in_reverse else plain_flags
             if endings and endings[-1]["kind"] == "hang":  # nor would it end with other flags, most likely
                 (folder / "nothing").touch()
-                checks = examination.call_judge("judge", folder / "nothing", flags, folder / "report.json")["checks"]
-                grade.results += len(checks)
+                report = examination.call_judge("judge", folder / "nothing", plain_flags, folder / "report.json")
+                grade.results += 0 if in_reverse else len(report["checks"])
+                grade.right -= len(report["checks"]) if in_reverse else 0
                 continue
-            done, outcomes, entries = self.run(
-                built.program, examination.tasks[number], slot, folder / f"run-{number}", self.counts
-            )
+            where = folder / f"run-{number}{'-reverse' * in_reverse}"
+            tasks = examination.tasks[number]
+            done, outcomes, entries = self.run(program, tasks, slot, where, self.counts, in_reverse)
             grade.printed = plain(done.output) or grade.printed
-            checks = examination.call_judge("judge", outcomes, flags, folder / "report.json").get("checks", [])
+            checks = examination.call_judge("judge", outcomes, plain_flags, folder / "report.json").get("checks", [])
             right = sum(check["verdict"] in ACCEPTED for check in checks)
-            grade.right += right
-            grade.results += len(checks)
+            if in_reverse:
+                grade.right -= len(checks) - right
+            else:
+                grade.right += right
+                grade.results += len(checks)
             reached = [check for check in checks if check["error"] != NOT_REACHED]
             ending = ending_of(done, flags)
             if self.counts and (text := not_by_a_kernel(checks, entries)):
@@ -580,23 +658,10 @@ class Grader:
                 grade.problems.append(ending)
             if not ending or right:
                 grade.problems += [
-                    {"kind": problem.kind, "text": plain(problem.text)} for problem in problems_of_checks(reached)
+                    {"kind": problem.kind, "text": plain((with_order(problem) if in_reverse else problem).text)}
+                    for problem in problems_of_checks(reached)
                 ]
-        if endings:
-            of_host = [ending for ending in endings if ending["verdict"] == "not by a kernel"]
-            grade.verdict = (of_host or endings)[0]["verdict"]
-            grade.right = 0 if of_host else grade.right
-            return
-        if examination.counted_run:
-            self.count(examination, source, built.program, slot, folder, grade)
-        if grade.verdict == "not by a kernel":
-            grade.right = 0
-        elif grade.right < grade.results:
-            grade.verdict = "partly right" if grade.right else "wrong"
-        else:
-            uncounted = any(problem["kind"] == "uncounted" for problem in grade.problems)
-            clean = grade.findings == 0 and grade.goals_met == grade.goals and not uncounted
-            grade.verdict = "solved" if clean else "right"
+        return endings
 
     def count(
         self, examination: Examination, source: bytes, program: Path, slot: int, folder: Path, grade: Grade
@@ -643,6 +708,20 @@ class Grader:
             grade.goals_met += result.met
             line = f"{'met' if result.met else 'missed'}: {result.text()}"
             grade.goal_lines.append(line + ("" if result.met else f" {result.goal.because}"))
+
+
+def warning_of_processor() -> str:
+    if checks_assembly():
+        return ""
+    return (
+        f"on {platform.machine()} a submission's writes are checked only where g++ tells of them, so what is counted "
+        "could be falsified; on x86-64 it could not"
+    )
+
+
+def checks_assembly() -> bool:
+    """Whether each write of a submission's is checked where it is made: on x86-64 only."""
+    return platform.machine() == "x86_64"
 
 
 def plain(text: str) -> str:
@@ -1055,8 +1134,9 @@ def grade_all(options: argparse.Namespace) -> int:
         raise ExerciseError("--time needs bubblewrap: a program that uses the GPU cannot be kept apart by limits alone")
     students = {each.student for each in found}
     print(f"{len(found)} submissions of {len(students)} students. {sandbox.way.note}", flush=True)
-    if sandbox.way.warning:
-        print(f"Note: {sandbox.way.warning}", file=sys.stderr, flush=True)
+    for warning in (sandbox.way.warning, warning_of_processor()):
+        if warning:
+            print(f"Note: {warning}", file=sys.stderr, flush=True)
     seed = seed_of(options, out)
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)

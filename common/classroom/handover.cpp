@@ -95,7 +95,8 @@ void write_tasks(const std::string& path, const std::vector<Task>& tasks) {
     file.put(task.variant);
     for (const int64_t number :
          {static_cast<int64_t>(o.operation), static_cast<int64_t>(o.dtype), static_cast<int64_t>(o.param_dtype), o.rows,
-          o.cols, o.pixels, static_cast<int64_t>(o.layout), static_cast<int64_t>(o.round_before_gamma)}) {
+          o.cols, o.pixels, static_cast<int64_t>(o.layout), static_cast<int64_t>(o.round_before_gamma),
+          static_cast<int64_t>(o.format), static_cast<int64_t>(o.scaling)}) {
       file.put(number);
     }
     file.put(o.eps);
@@ -128,6 +129,8 @@ std::vector<Task> read_tasks(const std::string& path) {
     o.pixels = file.number<int64_t>();
     o.layout = static_cast<ChannelLayout>(file.number<int64_t>());
     o.round_before_gamma = file.number<int64_t>() != 0;
+    o.format = static_cast<ByteFormat>(file.number<int64_t>());
+    o.scaling = static_cast<Scaling>(file.number<int64_t>());
     o.eps = file.number<float>();
     o.momentum = file.number<float>();
     task.images.resize(static_cast<size_t>(file.length(most_entries)));

@@ -30,7 +30,7 @@ ORDINARY = re.compile(
 # device code; those that count, copy, allocate or report are not among them.
 OF_DEVICE = (
     "atomic_changed_nothing", "block_barrier", "called_on_host", "cluster_shape", "commit_copies", "converged_lanes",
-    "copy_later", "fill", "group_arrive", "group_wait", "lane_id", "launch", "launched_cooperatively", "map_to_rank",
+    "copy_later", "group_arrive", "group_wait", "lane_id", "launch", "launched_cooperatively", "map_to_rank",
     "multiprocessors", "rank_of_shared", "trap", "turns_without_change", "wait_for_copies", "warp_collective", "yield",
 )
 OF_RUNTIME = (

@@ -84,9 +84,10 @@ class DeviceWork {
     if (interrupts_) set_access(PROT_NONE);
     if (interrupts_) set_host_stack(host_stack);
   }
+  bool is_of_host_code() const { return interrupts_; }
 
  private:
-  bool interrupts_;
+  bool interrupts_;  // host code that is not trusted
 };
 
 void on_fault(int signal, siginfo_t* info, void*) {
@@ -158,14 +159,22 @@ size_t not_written(const Task& task, const std::vector<Memory>& memories) {
 
 // On a part of the stack of its own.
 [[gnu::noinline]] void run_untrusted(const Variant::Implementation& implementation, const DeviceArguments& arguments) {
+  const std::pair call{&implementation, &arguments};
   const HostCode untrusted;
-  implementation.launch(arguments, nullptr);
+  const std::string thrown = call_guarded(
+      [](const void* what) {
+        const auto& [function, its_arguments] = *static_cast<const decltype(call)*>(what);
+        function->launch(*its_arguments, nullptr);
+      },
+      &call);
+  if (!thrown.empty()) throw std::runtime_error(thrown);
 }
 
 Outcome run_task(const Program& program, const Task& task, Json& counts) {
   std::vector<Memory> memories;
   DeviceArguments arguments{task.options, {}};
   device_pages.clear();
+  forget_device_memory();
   for (const MemoryImage& image : task.images) {
     Memory& memory = memories.emplace_back();
     if (!image.bytes.empty()) {
@@ -225,6 +234,15 @@ void read_what_is_needed() {
 
 }  // namespace
 
+namespace {
+
+// The stream that a submission is given is the default one, and of others it could only make up the address.
+void require_no_stream(cudaStream_t stream) {
+  if (stream != nullptr) refuse_as("was about to use a stream that there is not");
+}
+
+}  // namespace
+
 // The linker calls these where a submission asks for a launch, a copy or a fill (--wrap, by the names that its object
 // has): the device may touch its memory.
 cudaError_t real_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) __asm__(
@@ -233,35 +251,44 @@ cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call 
     "__wrap__ZN4simt6detail6launchERK18cudaLaunchConfig_tNS0_4CallE");
 cudaError_t wrapped_launch(const cudaLaunchConfig_t& config, simt::detail::Call call) {
   const DeviceWork work;
-  return real_launch(config, call);
+  if (!work.is_of_host_code()) return real_launch(config, std::move(call));
+  require_no_stream(config.stream);
+  if (!is_function(reinterpret_cast<const void*>(call.invoke))) refuse_as("was about to launch what is no kernel");
+  // Without the function that copies the call for a graph, which would be called from here.
+  return real_launch(config, {call.kernel, call.invoke, call.arguments, {}, {}});
 }
 
-#define AS_DEVICE_WORK(name, symbol, parameters, arguments)        \
-  cudaError_t real_##name parameters __asm__("__real_" symbol);    \
-  cudaError_t wrapped_##name parameters __asm__("__wrap_" symbol); \
-  cudaError_t wrapped_##name parameters {                          \
-    const DeviceWork work;                                         \
-    return real_##name arguments;                                  \
+#define AS_DEVICE_WORK(name, symbol, parameters, arguments, is_allowed)       \
+  cudaError_t real_##name parameters __asm__("__real_" symbol);               \
+  cudaError_t wrapped_##name parameters __asm__("__wrap_" symbol);            \
+  cudaError_t wrapped_##name parameters {                                     \
+    const DeviceWork work;                                                    \
+    if (work.is_of_host_code() && !(is_allowed)) {                            \
+      refuse_as("was about to let the runtime write to what is not its own"); \
+    }                                                                         \
+    return real_##name arguments;                                             \
   }
 
 AS_DEVICE_WORK(copy, "_Z10cudaMemcpyPvPKvm14cudaMemcpyKind",
-               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
+               (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind),
+               may_fill(to, bytes))
 AS_DEVICE_WORK(copy_async, "_Z15cudaMemcpyAsyncPvPKvm14cudaMemcpyKindP11CUstream_st",
                (void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
-               (to, from, bytes, kind, stream))
+               (to, from, bytes, kind, stream), stream == nullptr && may_fill(to, bytes))
 AS_DEVICE_WORK(copy_rows, "_Z12cudaMemcpy2DPvmPKvmmm14cudaMemcpyKind",
                (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                 cudaMemcpyKind kind),
-               (to, to_pitch, from, from_pitch, width, height, kind))
+               (to, to_pitch, from, from_pitch, width, height, kind), may_fill(to, to_pitch* height))
 AS_DEVICE_WORK(copy_rows_async, "_Z17cudaMemcpy2DAsyncPvmPKvmmm14cudaMemcpyKindP11CUstream_st",
                (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                 cudaMemcpyKind kind, cudaStream_t stream),
-               (to, to_pitch, from, from_pitch, width, height, kind, stream))
-AS_DEVICE_WORK(fill, "_Z10cudaMemsetPvim", (void* to, int byte, size_t bytes), (to, byte, bytes))
+               (to, to_pitch, from, from_pitch, width, height, kind, stream), may_fill(to, to_pitch* height))
+AS_DEVICE_WORK(fill, "_Z10cudaMemsetPvim", (void* to, int byte, size_t bytes), (to, byte, bytes), may_fill(to, bytes))
 AS_DEVICE_WORK(fill_async, "_Z15cudaMemsetAsyncPvimP11CUstream_st",
-               (void* to, int byte, size_t bytes, cudaStream_t stream), (to, byte, bytes, stream))
+               (void* to, int byte, size_t bytes, cudaStream_t stream), (to, byte, bytes, stream),
+               stream == nullptr && may_fill(to, bytes))
 AS_DEVICE_WORK(graph, "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
-               (cudaGraphExec_t executable, cudaStream_t stream), (executable, stream))
+               (cudaGraphExec_t executable, cudaStream_t stream), (executable, stream), false)
 
 namespace worklog {
 
@@ -279,6 +306,7 @@ int Program::run(int argc, char** argv) {
       if (argc > 3) write_all(counts_file, counts.dump(-1, ' ', true, Json::error_handler_t::replace) + "\n");
       append_outcome(outcomes_file, outcome);
     }
+    stop_guarding();
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;

@@ -77,6 +77,49 @@ struct AddRmsNormForward {
   bool batch_invariant = false;
 };
 
+// y in eight bits. e4m3 is __nv_fp8_e4m3: 1 sign bit, 4 of exponent, 3 of mantissa; no infinity, 448 at most.
+enum class ByteFormat { e4m3, int8 };
+
+// What y is divided by before it is rounded to eight bits, and multiplied by when it is used.
+enum class Scaling {
+  row,     // one scale a row: its largest |y| over the largest value of the format
+  block,   // the same of each 128 columns of a row
+  tensor,  // one scale for all, given by the caller
+};
+inline constexpr int64_t columns_of_block = 128;
+
+// How many scales belong to a row of so many columns.
+constexpr int64_t scales_of_row(Scaling scaling, int64_t cols) {
+  return scaling == Scaling::block ? (cols + columns_of_block - 1) / columns_of_block : 1;
+}
+
+// y = norm(x) / scale, or with a residual h = x + residual, rounded to T, and y = norm(h) / scale. Rounded once, from
+// fp32 to nearest even; what is past the format's range becomes its largest value, of e4m3 448, of int8 127 or -128.
+// A NaN stays one in e4m3 (0x7f), and is 0 in int8, which has none: the NaN is in its scale then.
+//
+// scale = max|y| / 448, or 127; at least 2^-126, so that a row of zeros divides by no zero and a small one by no number
+// that has lost digits. A row with a NaN has the scale NaN, as torch.amax would give it. A scale that is given must be
+// a positive normal number: it lies on the device, where it can follow from another kernel, and is not looked at
+// before.
+template <class T, class G = T>
+struct QuantizedNorm {
+  const T* x;          // [rows, cols]
+  const T* residual;   // [rows, cols], optional: nothing is added
+  const G* gamma;      // [cols], optional: ones
+  const G* beta;       // [cols], optional: zeros
+  T* h;                // [rows, cols], with a residual
+  uint8_t* y;          // [rows, cols], the bits of e4m3 or int8
+  const float* scale;  // [1], with Scaling::tensor
+  float* scales;       // [rows, scales_of_row], with the others
+  T* unrounded;        // [rows, cols], what a norm and a quantization in two kernels go through; `quantized` does not
+  int64_t rows, cols;
+  int64_t x_stride, residual_stride, h_stride, y_stride, scales_stride;
+  float eps;
+  bool subtracts_mean;  // LayerNorm; otherwise RMSNorm
+  ByteFormat format;
+  Scaling scaling;
+};
+
 // The sums over columns of a backward pass go through memory that the caller provides: so many floats for rows of
 // `cols`. It starts on a 16-byte boundary. Its contents do not matter, before or after; launches that may run at the
 // same time need one each.

@@ -333,7 +333,7 @@ ContextEntries Benchmarks::context() const {
 
 Table Benchmarks::table() const {
   const auto variant = [](const Candidate& each) { return each.runner->variant->name(); };
-  const auto operation = [](const Candidate& each) { return std::string(name_of(each.of->options.operation)); };
+  const auto operation = [](const Candidate& each) { return operation_name(each.of->options); };
   const auto shape = [](const Candidate& each) { return shape_of(each.of->options); };
   return Table({{"variant", longest(candidates_, variant)},
                 {"operation", longest(candidates_, operation), false, request_.operations.size() > 1},
@@ -354,8 +354,8 @@ RowOfTiming Benchmarks::row_of(const std::string& name) const {
       std::find_if(streams_.begin(), streams_.end(), [&](const StreamTiming& each) { return each.timing == name; });
   const Candidate& candidate = *timed->candidate;
   const ProblemOptions& o = candidate.of->options;
-  return {{candidate.runner->variant->name(), std::string(name_of(o.operation)), std::string(name_of(o.dtype)),
-           shape_of(o), std::string(name_of(timed->mode))},
+  return {{candidate.runner->variant->name(), operation_name(o), std::string(name_of(o.dtype)), shape_of(o),
+           std::string(name_of(timed->mode))},
           candidate.bytes,
           stream == streams_.end() ? nullptr : &*stream};
 }

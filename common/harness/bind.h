@@ -31,13 +31,24 @@ class TensorPointer {
   template <class T>
   operator T*() const {
     if (!tensor_ || !tensor_->data) return nullptr;
-    if (tensor_->dtype != dtype_of<std::remove_const_t<T>>) {
+    if (!holds<std::remove_const_t<T>>()) {
       throw std::logic_error("tensor " + std::string(tensor_->name) + " is bound to a pointer of another type");
     }
     return static_cast<T*>(tensor_->data);
   }
+  // Of memory to work in, whose elements are of no type.
+  void* address() const { return tensor_ ? tensor_->data : nullptr; }
 
  private:
+  template <class T>
+  bool holds() const {
+    if constexpr (std::is_same_v<T, uint8_t>) {
+      return size_of(tensor_->dtype) == 1;
+    } else {
+      return tensor_->dtype == dtype_of<T>;
+    }
+  }
+
   const DeviceTensor* tensor_;
 };
 
@@ -357,6 +368,38 @@ struct Binding<QkNormBackward<T, G>> {
             .dq_stride = a.head_strides("dq"),
             .dk_stride = a.head_strides("dk"),
             .gamma_offset = a.options.gamma_offset};
+  }
+};
+
+// One struct for all four: what there is of a residual and of a mean is told by the operation.
+template <class T, class G>
+struct Binding<QuantizedNorm<T, G>> {
+  using Element = T;
+  using Parameter = G;
+  static constexpr std::array operations = {Operation::layernorm_quantized, Operation::rmsnorm_quantized,
+                                            Operation::add_layernorm_quantized, Operation::add_rmsnorm_quantized};
+
+  static QuantizedNorm<T, G> bind(const DeviceArguments& a) {
+    return {.x = a["x"],
+            .residual = a["residual"],
+            .gamma = a["gamma"],
+            .beta = a["beta"],
+            .h = a["h"],
+            .y = a["y"],
+            .scale = a["scale"],
+            .scales = a["scales"],
+            .unrounded = static_cast<T*>(a["workspace"].address()),
+            .rows = a.options.rows,
+            .cols = a.options.cols,
+            .x_stride = a.stride("x"),
+            .residual_stride = a.stride("residual"),
+            .h_stride = a.stride("h"),
+            .y_stride = a.stride("y"),
+            .scales_stride = a.stride("scales"),
+            .eps = a.options.eps,
+            .subtracts_mean = subtracts_mean(a.options.operation),
+            .format = a.options.format,
+            .scaling = a.options.scaling};
   }
 };
 

@@ -47,6 +47,8 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   options.round_before_gamma = request.round_before_gamma;
   options.batch_invariant = request.batch_invariant;
   options.gamma_offset = is_of_heads(operation) ? request.gamma_offset.value_or(0.0f) : weights.second;
+  options.format = request.format;
+  options.scaling = request.scaling;
   for (const TensorSpec& spec : tensors_of(operation)) {
     const bool unwanted = std::find(request.without.begin(), request.without.end(), spec.name) != request.without.end();
     if (spec.optional && unwanted) options.absent.emplace_back(spec.name);

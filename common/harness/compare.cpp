@@ -30,7 +30,8 @@ class Examiner {
         bad_cols_(bad_cols),
         name_(tensor.spec.name),
         dtype_(tensor.dtype),
-        tolerance_(tolerance_of(tensor.dtype)),
+        // Scales have no tolerance but what is lost on the way to them.
+        tolerance_(tensor.spec.extent == Extent::scales ? Tolerance{0, 0} : tolerance_of(tensor.dtype)),
         max_ulp_(tensor.spec.extent == Extent::matrix ? options.max_ulp : infinity) {}
 
   // One row (or a whole vector over columns): `got` beside what is expected. The unit of the errors is that of
@@ -41,7 +42,12 @@ class Examiner {
     const double row_unit = ulp_at(dtype_, rms > 0 ? rms : 1);  // a row of zeros has no scale: that of a norm's output
     const int64_t before = findings_.differing;
     findings_.compared += count;
-    for (int64_t first = 0; first < count; first += block) {
+    if (size_of(dtype_) == 1) {
+      for (int64_t col = 0; col < count; ++col) {
+        examine_byte(row, col, got[col], expected.want[col], expected.slack[col], bits(col));
+      }
+    }
+    for (int64_t first = 0; first < count && size_of(dtype_) > 1; first += block) {
       const int64_t last = std::min(count, first + block);
       if (all_within(got, expected, row_unit, first, last)) continue;
       for (int64_t col = first; col < last; ++col) {
@@ -81,6 +87,24 @@ class Examiner {
     return true;
   }
 
+  // `want` is not yet rounded: what came out must be what some value within the slack is rounded to.
+  void examine_byte(int64_t row, int64_t col, double got, double want, double slack, uint32_t bits) {
+    const bool poison = bits == poison_pattern(dtype_);
+    double unit = 1;
+    if (std::isnan(want)) {
+      const bool same = dtype_ == Dtype::int8 ? got == 0 : std::isnan(got);
+      if (same && !poison) return;
+    } else {
+      const double inside = std::clamp(want, dtype_ == Dtype::int8 ? -128.0 : -largest_, largest_);
+      unit = ulp_at(dtype_, std::fabs(inside));
+      const double error = std::isnan(got) ? infinity : std::fabs(got - inside);
+      findings_.max_abs_error = std::max(findings_.max_abs_error, error);
+      findings_.max_ulp_error = std::max(findings_.max_ulp_error, error / unit);
+      if (got >= round_to_byte(dtype_, want - slack) && got <= round_to_byte(dtype_, want + slack)) return;
+    }
+    note_difference(row, col, got, want, unit / 2 + slack, poison);
+  }
+
   static double largest_among(const double* values, int64_t count) {
     double largest[4] = {};
     int64_t i = 0;
@@ -111,6 +135,10 @@ class Examiner {
       if (same && !poison) return;
       if (std::isfinite(got)) ++findings_.lost_special;
     }
+    note_difference(row, col, got, want, allowed, poison);
+  }
+
+  void note_difference(int64_t row, int64_t col, double got, double want, double allowed, bool poison) {
     if (poison) ++findings_.never_written;
     ++findings_.differing;
     std::atomic_ref(bad_cols_[col]).store(1, std::memory_order_relaxed);
@@ -170,7 +198,9 @@ Findings empty_findings(const Reference& reference, size_t tensor) {
   Findings findings;
   findings.tensor = tensor;
   findings.rows = extent == Extent::per_col ? 1 : reference.rows();
-  findings.cols = extent == Extent::per_row ? 1 : reference.cols();
+  findings.cols = extent == Extent::per_row  ? 1
+                  : extent == Extent::scales ? reference.tensor(tensor).cols
+                                             : reference.cols();
   return findings;
 }
 
@@ -181,6 +211,13 @@ bool is_output(const HostTensor& tensor) {
 bool is_compared(const HostTensor& tensor, const ComparisonOptions& options) {
   return is_output(tensor) && (options.only.empty() || std::find(options.only.begin(), options.only.end(),
                                                                  tensor.spec.name) != options.only.end());
+}
+
+// y was rounded to the operation's type before it was quantized, and so was the largest that a scale is made of.
+void allow_rounding(const ProblemOptions& options, const HostTensor& tensor, Expected& expected) {
+  if (tensor.spec.extent != Extent::scales && tensor.spec.precision != Precision::byte) return;
+  const double relative = std::ldexp(tensor.spec.precision == Precision::byte ? 2.0 : 1.0, -digits_of(options.dtype));
+  for (size_t i = 0; i < expected.want.size(); ++i) expected.slack[i] += relative * std::fabs(expected.want[i]);
 }
 
 // The matrix and per-row outputs, a row at a time.
@@ -212,13 +249,14 @@ void examine_rows(const Reference& reference, const std::vector<HostTensor>& res
     for (int64_t row = begin; row < end; ++row) {
       reference.expect_row(row, options.summation, row_reference);
       for (size_t k = 0; k < outputs.size(); ++k) {
-        const Expected& expected = row_reference.outputs[outputs[k]];
+        Expected& expected = row_reference.outputs[outputs[k]];
         const HostTensor& tensor = reference.tensor(outputs[k]);
         if (expected.want.empty()) continue;  // a row of k, and a tensor of q, or the other way round
+        if (options.rounded_first) allow_rounding(reference.options(), tensor, expected);
         got.resize(expected.want.size());
-        if (tensor.spec.extent == Extent::matrix) {
+        if (tensor.spec.extent != Extent::per_row) {
           const int64_t own_row = row - tensor.first_row;
-          views[k].load(own_row, 0, reference.cols(), got.data());
+          views[k].load(own_row, 0, static_cast<int64_t>(got.size()), got.data());
           examiners[k].examine(own_row, got, expected, rms_of_finite(expected.want),
                                [&](int64_t col) { return load_bits(tensor.dtype, views[k].element(own_row, col)); });
         } else {
@@ -311,6 +349,9 @@ Tolerance tolerance_of(Dtype dtype) {
       return {1e-3, 1e-5};
     case Dtype::bf16:
       return {1.6e-2, 1e-5};
+    case Dtype::e4m3:
+    case Dtype::int8:  // Examiner::examine_byte
+      return {0, 0};
     case Dtype::fp32:
       break;
   }

@@ -192,7 +192,7 @@ Json json_of(const Counted& counted, const std::string& stage) {
   return {{"name", case_name(stage, counted.check.variant, o)},
           {"stage", stage},
           {"variant", counted.check.variant},
-          {"operation", name_of(o.operation)},
+          {"operation", operation_name(o)},
           {"dtype", name_of(o.dtype)},
           {"rows", o.rows},
           {"cols", o.cols},
@@ -270,7 +270,7 @@ int count_all(const Program& program, const Request& request, const std::vector<
     for (const Runner& runner : each.runners) {
       if (!runner.left_out.empty() || is_lost) continue;
       const Counted& counted = all.emplace_back(count_one(problem, runner, workspace, request.misalign));
-      fmt::print("{}, {}, {}, {}\n", runner.variant->name(), name_of(options.operation), name_of(options.dtype),
+      fmt::print("{}, {}, {}, {}\n", runner.variant->name(), operation_name(options), name_of(options.dtype),
                  shape_of(options));
       for (const KernelCounts& kernel : counted.kernels) {
         print_kernel(kernel, request.lines);
@@ -361,7 +361,7 @@ int trace_one(const Program& program, const Request& request, const std::vector<
   }
   file.write(text_of({{"stage", program.stage()},
                       {"variant", runner->variant->name()},
-                      {"operation", name_of(options.operation)},
+                      {"operation", operation_name(options)},
                       {"dtype", name_of(options.dtype)},
                       {"rows", options.rows},
                       {"cols", options.cols},

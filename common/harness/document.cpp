@@ -36,7 +36,7 @@ Json json_of(const Check& check, const std::string& stage) {
   Json entry = {{"name", case_name(stage, check.variant, o)},
                 {"stage", stage},
                 {"variant", check.variant},
-                {"operation", name_of(o.operation)},
+                {"operation", operation_name(o)},
                 {"dtype", name_of(o.dtype)},
                 {"param_dtype", name_of(o.param_dtype)},
                 {"rows", o.rows},
@@ -90,7 +90,7 @@ Json json_of(const KernelResources& kernel, const VariantResources& of, const st
   const ProblemOptions& o = of.options;
   return {{"stage", stage},
           {"variant", of.variant},
-          {"operation", name_of(o.operation)},
+          {"operation", operation_name(o)},
           {"dtype", name_of(o.dtype)},
           {"rows", o.rows},
           {"cols", o.cols},

@@ -1,9 +1,11 @@
 #include "common/harness/dtype.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace worklog {
 namespace {
@@ -54,6 +56,24 @@ T narrow(float value) {
   }
 }
 
+// The value of an e4m3: no infinity, and one NaN of each sign.
+double widen_e4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  if (exponent == 15 && mantissa == 7) magnitude = std::numeric_limits<double>::quiet_NaN();
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+const std::array<double, 256>& e4m3_values() {
+  static const std::array<double, 256> values = [] {
+    std::array<double, 256> all = {};
+    for (size_t bits = 0; bits < all.size(); ++bits) all[bits] = widen_e4m3(static_cast<uint8_t>(bits));
+    return all;
+  }();
+  return values;
+}
+
 }  // namespace
 
 std::string_view name_of(Dtype dtype) {
@@ -62,6 +82,10 @@ std::string_view name_of(Dtype dtype) {
       return "fp16";
     case Dtype::bf16:
       return "bf16";
+    case Dtype::e4m3:
+      return "e4m3";
+    case Dtype::int8:
+      return "int8";
     case Dtype::fp32:
       break;
   }
@@ -85,6 +109,15 @@ void store_elements(Dtype dtype, const float* values, int64_t count, int64_t ste
 }
 
 void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t step, double* values) {
+  if (dtype == Dtype::e4m3) {
+    const std::array<double, 256>& value_of = e4m3_values();
+    for (int64_t i = 0; i < count; ++i) values[i] = value_of[std::to_integer<size_t>(data[i * step])];
+    return;
+  }
+  if (dtype == Dtype::int8) {
+    for (int64_t i = 0; i < count; ++i) values[i] = std::to_integer<int8_t>(data[i * step]);
+    return;
+  }
   with_type_of(dtype, [&]<class T>(std::type_identity<T>) {
     const T* in = reinterpret_cast<const T*>(data);
     if (step == 1) {
@@ -105,9 +138,19 @@ void round_to(Dtype dtype, int64_t count, double* values) {
   });
 }
 
+double round_to_byte(Dtype dtype, double value) {
+  if (std::isnan(value)) return dtype == Dtype::int8 ? 0 : value;
+  const double largest = largest_of(dtype);
+  const double smallest = dtype == Dtype::int8 ? -128 : -largest;
+  const double inside = std::clamp(value, smallest, largest);
+  const double unit = ulp_at(dtype, std::fabs(inside));
+  return std::nearbyint(inside / unit) * unit;
+}
+
 uint32_t load_bits(Dtype dtype, const std::byte* element) {
   uint32_t wide = 0;
   uint16_t narrow = 0;
+  if (size_of(dtype) == 1) return std::to_integer<uint32_t>(*element);
   if (size_of(dtype) == 4) {
     std::memcpy(&wide, element, 4);
     return wide;
@@ -118,7 +161,9 @@ uint32_t load_bits(Dtype dtype, const std::byte* element) {
 
 void store_bits(Dtype dtype, uint32_t bits, std::byte* element) {
   const uint16_t narrow = static_cast<uint16_t>(bits);
-  if (size_of(dtype) == 4) {
+  if (size_of(dtype) == 1) {
+    *element = static_cast<std::byte>(bits);
+  } else if (size_of(dtype) == 4) {
     std::memcpy(element, &bits, 4);
   } else {
     std::memcpy(element, &narrow, 2);

@@ -8,12 +8,13 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 
 namespace worklog {
 
-enum class Dtype { fp32, fp16, bf16 };
+enum class Dtype { fp32, fp16, bf16, e4m3, int8 };  // the last two: only what is stored, as ByteFormat says
 
 template <class T>
 constexpr Dtype dtype_of = [] { static_assert(sizeof(T) == 0, "no such element type"); }();
@@ -24,9 +25,9 @@ inline constexpr Dtype dtype_of<__half> = Dtype::fp16;
 template <>
 inline constexpr Dtype dtype_of<__nv_bfloat16> = Dtype::bf16;
 
-std::string_view name_of(Dtype dtype);  // "fp32", "fp16", "bf16"
+std::string_view name_of(Dtype dtype);  // "fp32", "fp16", "bf16", "e4m3", "int8"
 constexpr size_t size_of(Dtype dtype) {
-  return dtype == Dtype::fp32 ? 4 : 2;
+  return dtype == Dtype::fp32 ? 4 : dtype == Dtype::fp16 || dtype == Dtype::bf16 ? 2 : 1;
 }
 
 struct Format {
@@ -40,13 +41,17 @@ constexpr Format format_of(Dtype dtype) {
       return {11, -14, 65504.0};
     case Dtype::bf16:
       return {8, -126, 0x1.fep127};
+    case Dtype::e4m3:
+      return {4, -6, 448.0};
+    case Dtype::int8:  // whole numbers: the unit is 1 everywhere
+      return {8, 7, 127.0};
     case Dtype::fp32:
       break;
   }
   return {24, -126, 0x1.fffffep127};
 }
 
-// Significant bits, the hidden one included: 24, 11, 8.
+// Significant bits, the hidden one included: 24, 11, 8, 4.
 constexpr int digits_of(Dtype dtype) {
   return format_of(dtype).digits;
 }
@@ -67,7 +72,7 @@ constexpr double ulp_at(Dtype dtype, double magnitude) {
 bool overflows(Dtype dtype, double value);
 
 // The next functions take elements that lie `step` apart, counted from data, a multiple of the element's size.
-// Stores floats as the type, rounded to nearest even.
+// Stores floats as the type (fp32 or one of 16 bits), rounded to nearest even.
 void store_elements(Dtype dtype, const float* values, int64_t count, int64_t step, std::byte* data);
 // Loads elements as doubles, exactly.
 void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t step, double* values);
@@ -75,11 +80,14 @@ void load_elements(Dtype dtype, const std::byte* data, int64_t count, int64_t st
 float round_to(Dtype dtype, float value);
 // Each of the values rounded to fp32, to the type, and back.
 void round_to(Dtype dtype, int64_t count, double* values);
-// The bits of one element, in the low bits for 16-bit types; and an element of these bits.
+// The value that `value` has in eight bits: rounded to nearest even, and to the largest or the smallest where it is
+// past them. A NaN is 0 in int8.
+double round_to_byte(Dtype dtype, double value);
+// The bits of one element, in the low bits for the smaller types; and an element of these bits.
 uint32_t load_bits(Dtype dtype, const std::byte* element);
 void store_bits(Dtype dtype, uint32_t bits, std::byte* element);
 
-// Calls function(std::type_identity<T>{}) with T the type that `dtype` names.
+// Calls function(std::type_identity<T>{}) with T the type that `dtype` names: one that kernels compute with.
 template <class Function>
 decltype(auto) with_type_of(Dtype dtype, Function&& function) {
   switch (dtype) {
@@ -87,6 +95,9 @@ decltype(auto) with_type_of(Dtype dtype, Function&& function) {
       return function(std::type_identity<__half>{});
     case Dtype::bf16:
       return function(std::type_identity<__nv_bfloat16>{});
+    case Dtype::e4m3:
+    case Dtype::int8:
+      throw std::logic_error("no kernel computes with elements of eight bits");
     case Dtype::fp32:
       break;
   }

@@ -185,6 +185,20 @@ void read_heads(Request& request, const std::string& heads, bool all_operations_
   if (request.operations.empty()) throw RequestError("--heads: nothing of this stage is an operation on heads");
 }
 
+// e4m3:row: the format of y in eight bits, and what has a scale.
+void read_quantize(Request& request, const std::string& text) {
+  for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+    for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
+      if (text != fmt::format("{}:{}", name_of(format), name_of(scaling))) continue;
+      request.format = format;
+      request.scaling = scaling;
+      return;
+    }
+  }
+  throw RequestError(fmt::format(
+      "--quantize takes e4m3 or int8, a colon, and row, block or tensor, such as e4m3:row; it was given '{}'", text));
+}
+
 // What our own output depends on is looked at here; the rest of Google Benchmark's flags is its own affair.
 void read_benchmark_flags(Request& request) {
   const auto format = [&](std::string_view name, std::string& value) {
@@ -234,7 +248,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   std::string rows = "1024", cols = "1024", shapes, plan, deny, dtype = "all", param_dtype, gamma_offset,
               input = "arange,normal", variant = "all", operation = "all", norm = "all", without, heads,
               layout = "channels_last", modes = "cold,warm,graph", row_padding = "0", misalign = "0", pixels = "1",
-              eps = "1e-6", momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5";
+              eps = "1e-6", momentum = "0.1", max_ulp = "inf", seed = "1", max_seconds = "0.5", quantize = "e4m3:row";
 
   CLI::App app(
       fmt::format("{}: {}. Checks its kernels against a reference in double precision, and times them on a GPU.",
@@ -256,6 +270,10 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   what(app.add_option("--norm", norm, "of these the ones with: all, layer or rms"), problem);
   what(app.add_flag("--round-before-gamma", request.round_before_gamma,
                     "RMSNorm: round to the element's type before the multiplication by gamma, as LLaMA's code does"),
+       problem);
+  what(app.add_option("--quantize", quantize,
+                      "y in eight bits: e4m3 or int8, and what has a scale: row, block (128 columns) or tensor (it is "
+                      "given): e4m3:row"),
        problem);
   what(app.add_flag("--batch-invariant", request.batch_invariant,
                     "final kernels of stages 05 to 07: a row's bits are the same whatever the batch"),
@@ -419,6 +437,7 @@ Request parse_flags(const Program& program, int argc, char** argv) {
   if (!without.empty()) request.without = split(without, ',');
   check_without(request);
   read_uneven(request);
+  read_quantize(request, quantize);
   request.eps = static_cast<float>(real_number("--eps", eps, 0, 1e30));
   request.momentum = static_cast<float>(real_number("--momentum", momentum, 0, 1));
   if (max_ulp != "inf") request.max_ulp = real_number("--max-ulp", max_ulp, 0, 1e30);

@@ -51,6 +51,8 @@ struct Request {
   bool round_before_gamma = false;
   bool batch_invariant = false;
   std::optional<float> gamma_offset;  // none: what each variant adds to gamma
+  ByteFormat format = ByteFormat::e4m3;
+  Scaling scaling = Scaling::row;
   uint64_t seed = 1;
   Denied deny;                          // what the choice of kernels is to do without
   std::vector<std::string> deny_words;  // the same, as it was asked for

@@ -69,6 +69,23 @@ bool read_shape(std::string_view text, ProblemOptions& options) {
   return true;
 }
 
+// Whether this is the operation's name; where that says what is in y, the options are told.
+bool is_named(Operation operation, std::string_view name, ProblemOptions& options) {
+  if (!is_quantized(operation)) return name_of(operation) == name;
+  ProblemOptions named = options;
+  named.operation = operation;
+  for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+    for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
+      named.format = format;
+      named.scaling = scaling;
+      if (operation_name(named) != name) continue;
+      options = named;
+      return true;
+    }
+  }
+  return false;
+}
+
 NamedCase case_named(const Program& program, const std::string& name) {
   constexpr std::string_view without = "without=";
   const std::vector<std::string> parts = split(name, '/');
@@ -89,7 +106,7 @@ NamedCase case_named(const Program& program, const std::string& name) {
   for (const Variant& each : program.variants()) {
     if (each.name() != parts[0]) continue;
     for (const Variant::Implementation& i : each.implementations()) {
-      if (name_of(i.operation) != operation || name_of(i.dtype) != parts[2]) continue;
+      if (!is_named(i.operation, operation, found.options) || name_of(i.dtype) != parts[2]) continue;
       found.variant = &each;
       found.implementation = find_implementation(each, i.operation, i.dtype, Request());
     }
@@ -195,7 +212,7 @@ int tell_plan(const Program& program, const Request& request, const std::vector<
   for (const Case& each : cases) {
     for (const Runner& runner : each.runners) {
       const ProblemOptions& o = each.options;
-      fmt::print("\n  {}, {}, {}, {} x {}\n", runner.variant->name(), name_of(o.operation), name_of(o.dtype), o.rows,
+      fmt::print("\n  {}, {}, {}, {} x {}\n", runner.variant->name(), operation_name(o), name_of(o.dtype), o.rows,
                  o.cols);
       if (!runner.left_out.empty()) {
         fmt::print("    {}\n", runner.left_out);

@@ -11,7 +11,11 @@
 namespace worklog {
 
 void save_npy(const std::string& path, const HostTensor& tensor) {
-  const char* element = tensor.dtype == Dtype::fp32 ? "<f4" : tensor.dtype == Dtype::fp16 ? "<f2" : "<u2";
+  const char* element = tensor.dtype == Dtype::fp32   ? "<f4"
+                        : tensor.dtype == Dtype::fp16 ? "<f2"
+                        : tensor.dtype == Dtype::bf16 ? "<u2"
+                        : tensor.dtype == Dtype::int8 ? "|i1"
+                                                      : "|u1";
   const std::string shape = tensor.spec.extent == Extent::matrix ? fmt::format("({}, {})", tensor.rows, tensor.cols)
                                                                  : fmt::format("({},)", tensor.rows * tensor.cols);
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", element, shape);
@@ -38,7 +42,7 @@ void save_tensors(const std::string& folder, const Problem& problem, const std::
   const ProblemOptions& o = problem.options();
   const std::filesystem::path inputs =
       std::filesystem::path(folder) /
-      fmt::format("{}-{}-{}x{}-{}", name_of(o.operation), name_of(o.dtype), o.rows, o.cols, name_of(o.input));
+      fmt::format("{}-{}-{}x{}-{}", operation_name(o), name_of(o.dtype), o.rows, o.cols, name_of(o.input));
   const std::filesystem::path outputs = inputs / variant;
   std::filesystem::create_directories(outputs);
   for (const HostTensor& tensor : problem.tensors()) {

@@ -47,6 +47,10 @@ constexpr TensorSpec save_invstd = output("save_invstd", per_col, statistic);
 constexpr TensorSpec given_save_mean = input("save_mean", per_col, statistic);
 constexpr TensorSpec given_save_invstd = input("save_invstd", per_col, statistic);
 
+constexpr TensorSpec bytes = output("y", matrix, byte);
+constexpr TensorSpec scale = input("scale", single, statistic);
+constexpr TensorSpec scales_of_y = output("scales", scales, statistic);
+
 constexpr TensorSpec layernorm[] = {x, gamma, beta, y, mean, rstd};
 constexpr TensorSpec rmsnorm[] = {x, gamma, y, rstd};
 constexpr TensorSpec add_layernorm[] = {x, residual, gamma, beta, h, y, mean, rstd};
@@ -79,11 +83,24 @@ constexpr TensorSpec gradients_of_heads[] = {input("dq_out", matrix, element),
                                              optional(output("dq_gamma", per_col, parameter)),
                                              optional(output("dk_gamma", per_col, parameter))};
 
-constexpr int64_t none(int64_t) {
+// With Scaling::tensor there is a scale, else there are scales: shape_tensors leaves out the other.
+constexpr TensorSpec quantized_layernorm[] = {x, gamma, beta, bytes, scale, scales_of_y};
+constexpr TensorSpec quantized_rmsnorm[] = {x, gamma, bytes, scale, scales_of_y};
+constexpr TensorSpec quantized_add_layernorm[] = {x, residual, gamma, beta, h, bytes, scale, scales_of_y};
+constexpr TensorSpec quantized_add_rmsnorm[] = {x, residual, gamma, h, bytes, scale, scales_of_y};
+
+constexpr int64_t none(int64_t, int64_t) {
   return 0;
 }
-constexpr int64_t of_batchnorm(int64_t) {
+constexpr int64_t of_backward(int64_t, int64_t cols) {
+  return backward_workspace(cols);
+}
+constexpr int64_t of_batchnorm(int64_t, int64_t) {
   return batchnorm_workspace;
+}
+// y before it is quantized, for those that go through it.
+constexpr int64_t of_quantized(int64_t rows, int64_t cols) {
+  return rows * cols;
 }
 
 constexpr OperationSpec specs[] = {
@@ -91,16 +108,21 @@ constexpr OperationSpec specs[] = {
     {Operation::rmsnorm_forward, "rmsnorm_forward", Norm::rms, forward, none, rmsnorm},
     {Operation::add_layernorm_forward, "add_layernorm_forward", Norm::layer, forward, none, add_layernorm},
     {Operation::add_rmsnorm_forward, "add_rmsnorm_forward", Norm::rms, forward, none, add_rmsnorm},
-    {Operation::layernorm_backward, "layernorm_backward", Norm::layer, backward, backward_workspace,
-     layernorm_gradients},
-    {Operation::rmsnorm_backward, "rmsnorm_backward", Norm::rms, backward, backward_workspace, rmsnorm_gradients},
-    {Operation::add_layernorm_backward, "add_layernorm_backward", Norm::layer, backward, backward_workspace,
+    {Operation::layernorm_backward, "layernorm_backward", Norm::layer, backward, of_backward, layernorm_gradients},
+    {Operation::rmsnorm_backward, "rmsnorm_backward", Norm::rms, backward, of_backward, rmsnorm_gradients},
+    {Operation::add_layernorm_backward, "add_layernorm_backward", Norm::layer, backward, of_backward,
      add_layernorm_gradients},
     {Operation::batchnorm_train, "batchnorm_train", Norm::batch, forward, of_batchnorm, training},
     {Operation::batchnorm_inference, "batchnorm_inference", Norm::batch, forward, none, inference},
     {Operation::batchnorm_backward, "batchnorm_backward", Norm::batch, backward, of_batchnorm, batchnorm_gradients},
     {Operation::qk_norm, "qk_norm", Norm::rms, forward, none, of_heads},
-    {Operation::qk_norm_backward, "qk_norm_backward", Norm::rms, backward, backward_workspace, gradients_of_heads},
+    {Operation::qk_norm_backward, "qk_norm_backward", Norm::rms, backward, of_backward, gradients_of_heads},
+    {Operation::layernorm_quantized, "layernorm_quantized", Norm::layer, forward, of_quantized, quantized_layernorm},
+    {Operation::rmsnorm_quantized, "rmsnorm_quantized", Norm::rms, forward, of_quantized, quantized_rmsnorm},
+    {Operation::add_layernorm_quantized, "add_layernorm_quantized", Norm::layer, forward, of_quantized,
+     quantized_add_layernorm},
+    {Operation::add_rmsnorm_quantized, "add_rmsnorm_quantized", Norm::rms, forward, of_quantized,
+     quantized_add_rmsnorm},
 };
 
 constexpr bool in_order() {

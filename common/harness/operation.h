@@ -22,6 +22,10 @@ enum class Operation {
   batchnorm_backward,
   qk_norm,
   qk_norm_backward,
+  layernorm_quantized,
+  rmsnorm_quantized,
+  add_layernorm_quantized,
+  add_rmsnorm_quantized,
 };
 inline constexpr std::array all_operations = {
     Operation::layernorm_forward,
@@ -36,6 +40,10 @@ inline constexpr std::array all_operations = {
     Operation::batchnorm_backward,
     Operation::qk_norm,
     Operation::qk_norm_backward,
+    Operation::layernorm_quantized,
+    Operation::rmsnorm_quantized,
+    Operation::add_layernorm_quantized,
+    Operation::add_rmsnorm_quantized,
 };
 
 // The largest sizes that are taken. BatchNorm's samples and its pixels are rows, its channels columns.
@@ -43,9 +51,10 @@ inline constexpr int64_t max_rows = int64_t{1} << 31;
 inline constexpr int64_t max_cols = int64_t{1} << 20;
 inline constexpr int64_t max_heads = int64_t{1} << 16;  // of q, and of k
 
-enum class Extent { matrix, per_row, per_col };          // [rows, cols], [rows], [cols]
-enum class Role { input, output, updated };              // updated: read and written (running statistics)
-enum class Precision { element, parameter, statistic };  // T, G, or fp32
+// [rows, cols], [rows], [cols], [rows, scales_of_row], [1]
+enum class Extent { matrix, per_row, per_col, scales, single };
+enum class Role { input, output, updated };                    // updated: read and written (running statistics)
+enum class Precision { element, parameter, statistic, byte };  // T, G, fp32, or ProblemOptions::format
 
 struct TensorSpec {
   std::string_view name;  // the name of the pointer in arguments.h
@@ -63,8 +72,8 @@ struct OperationSpec {
   std::string_view name;  // as spelled above
   Norm norm;
   Pass pass;
-  int64_t (*workspace)(int64_t cols);   // floats that it is given to work in
-  std::span<const TensorSpec> tensors;  // in the order of its struct in arguments.h
+  int64_t (*workspace)(int64_t rows, int64_t cols);  // floats that it is given to work in
+  std::span<const TensorSpec> tensors;               // in the order of its struct in arguments.h
 };
 const OperationSpec& spec_of(Operation operation);
 
@@ -89,6 +98,10 @@ inline bool is_of_k(std::string_view tensor) {
 }
 inline bool subtracts_mean(Operation operation) {
   return spec_of(operation).norm != Norm::rms;
+}
+// y in eight bits, with scales.
+inline bool is_quantized(Operation operation) {
+  return operation >= Operation::layernorm_quantized && operation <= Operation::add_rmsnorm_quantized;
 }
 inline bool is_backward(Operation operation) {
   return spec_of(operation).pass == Pass::backward;

@@ -79,6 +79,8 @@ Dtype dtype_of_spec(const ProblemOptions& options, Precision precision) {
       return options.dtype;
     case Precision::parameter:
       return options.param_dtype;
+    case Precision::byte:
+      return options.format == ByteFormat::e4m3 ? Dtype::e4m3 : Dtype::int8;
     case Precision::statistic:
       break;
   }
@@ -99,19 +101,27 @@ void shape_heads(const ProblemOptions& options, HostTensor& tensor) {
   tensor.stride *= options.q_heads + 2 * (options.k_heads > 0 ? options.k_heads : options.q_heads);
 }
 
+// There may be gaps between its rows.
+bool has_stride(const TensorSpec& spec) {
+  return spec.extent == Extent::matrix || spec.extent == Extent::scales;
+}
+
 HostTensor shape_tensor(const ProblemOptions& options, const TensorSpec& spec) {
   HostTensor tensor;
   tensor.spec = spec;
   tensor.dtype = dtype_of_spec(options, spec.precision);
-  tensor.rows = spec.extent == Extent::matrix    ? stored_rows(options)
-                : spec.extent == Extent::per_row ? options.rows
-                                                 : 1;
+  const bool of_rows = spec.extent == Extent::per_row || spec.extent == Extent::scales;
+  tensor.rows = spec.extent == Extent::matrix ? stored_rows(options) : of_rows ? options.rows : 1;
   tensor.cols = spec.extent == Extent::matrix    ? stored_cols(options)
                 : spec.extent == Extent::per_col ? options.cols
+                : spec.extent == Extent::scales  ? scales_of_row(options.scaling, options.cols)
                                                  : 1;
-  tensor.stride = tensor.cols + (spec.extent == Extent::matrix ? options.row_padding : 0);
+  tensor.stride = tensor.cols + (has_stride(spec) ? options.row_padding : 0);
   tensor.present = std::find(options.absent.begin(), options.absent.end(), spec.name) == options.absent.end();
   if (is_of_heads(options.operation)) shape_heads(options, tensor);
+  // The scale that is given, or the scales that are made.
+  if (spec.extent == Extent::single) tensor.present = options.scaling == Scaling::tensor;
+  if (spec.extent == Extent::scales) tensor.present = options.scaling != Scaling::tensor;
   return tensor;
 }
 
@@ -164,9 +174,9 @@ void fill_input(const ProblemOptions& options, HostTensor& tensor) {
   const InputStream stream{
       stream_of(options, tensor.spec.name), options.input, options.dtype, options.seed, all_rows, options.cols};
   if (vector) {
-    std::vector<float> values(options.cols);
-    generate_row(stream, 0, options.cols, values.data());
-    store_elements(tensor.dtype, values.data(), options.cols, 1, tensor.bytes.data());
+    std::vector<float> values(tensor.cols);
+    generate_row(stream, 0, tensor.cols, values.data());
+    store_elements(tensor.dtype, values.data(), tensor.cols, 1, tensor.bytes.data());
     return;
   }
   if (tensor.stride > tensor.cols) poison_rows(tensor, tensor.cols);
@@ -183,7 +193,8 @@ void fill_input(const ProblemOptions& options, HostTensor& tensor) {
 
 // The statistics that a backward pass is given: filled from x once x is there.
 bool is_saved_statistic(const TensorSpec& spec) {
-  return spec.role == Role::input && spec.precision == Precision::statistic && !spec.name.starts_with("running_");
+  return spec.role == Role::input && spec.precision == Precision::statistic && !spec.name.starts_with("running_") &&
+         spec.extent != Extent::single;
 }
 
 }  // namespace
@@ -212,6 +223,20 @@ std::string_view name_of(Input input) {
   return "nan_row";
 }
 
+std::string_view name_of(ByteFormat format) {
+  return format == ByteFormat::e4m3 ? "e4m3" : "int8";
+}
+std::string_view name_of(Scaling scaling) {
+  return scaling == Scaling::row ? "row" : scaling == Scaling::block ? "block" : "tensor";
+}
+
+std::string operation_name(const ProblemOptions& options) {
+  std::string name(name_of(options.operation));
+  if (!is_quantized(options.operation)) return name;
+  name.resize(name.rfind('_') + 1);
+  return name + fmt::format("{}_{}", name_of(options.format), name_of(options.scaling));
+}
+
 std::vector<Input> all_inputs() {
   return {Input::normal,        Input::uniform,          Input::arange, Input::large_mean, Input::constant,
           Input::tiny_variance, Input::outlier_channels, Input::huge,   Input::nan_row};
@@ -228,7 +253,7 @@ std::vector<HostTensor> shape_tensors(const ProblemOptions& options) {
     HostTensor& tensor = tensors.emplace_back(shape_tensor(options, spec));
     tensor.more = options.uneven_by * (options.uneven == "all" ? before : options.uneven == spec.name ? 1 : 0);
     // The matrices of BatchNorm have no gaps.
-    if (spec.extent == Extent::matrix && !is_batchnorm(options.operation)) tensor.stride += tensor.more;
+    if (has_stride(spec) && !is_batchnorm(options.operation)) tensor.stride += tensor.more;
     if (tensor.head_stride > 0) tensor.head_stride += tensor.more, tensor.stride += (tensor.heads - 1) * tensor.more;
     ++before;
   }
@@ -247,6 +272,10 @@ uint32_t poison_pattern(Dtype dtype) {
       return 0x7d5a;
     case Dtype::bf16:
       return 0x7fa5;
+    case Dtype::e4m3:  // a NaN, and not the one that a conversion yields
+      return 0xff;
+    case Dtype::int8:
+      return 0x80;
     case Dtype::fp32:
       break;
   }

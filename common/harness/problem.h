@@ -54,6 +54,8 @@ struct ProblemOptions {
   float momentum = 0.1f;
   double max_ulp = std::numeric_limits<double>::infinity();  // beside that of ComparisonOptions, for every variant
   bool round_before_gamma = false;       // RMSNorm: the normalized element is rounded to its type, then multiplied
+  ByteFormat format = ByteFormat::e4m3;  // of y in eight bits
+  Scaling scaling = Scaling::row;        // of y in eight bits
   bool batch_invariant = false;          // the final kernels of norms over rows: a row's bits whatever the batch
   float gamma_offset = 0.0f;             // norms over rows: added to gamma, where there is one; 0 or 1
   std::vector<std::string> absent = {};  // optional tensors passed as null: {"gamma", "mean"}
@@ -86,6 +88,11 @@ struct HostTensor {
   int64_t count() const;  // elements from the first to the end of the last row, padding between rows included
 };
 
+// The operation by its name, which for y in eight bits says what is in them: rmsnorm_e4m3_row.
+std::string operation_name(const ProblemOptions& options);
+std::string_view name_of(ByteFormat format);  // "e4m3", "int8"
+std::string_view name_of(Scaling scaling);    // "row", "block", "tensor"
+
 // The tensors of an operation as they are stored, in tensors_of order, without their values.
 std::vector<HostTensor> shape_tensors(const ProblemOptions& options);
 
@@ -93,7 +100,8 @@ std::vector<HostTensor> shape_tensors(const ProblemOptions& options);
 std::string place_of(const HostTensor& tensor, int64_t at);
 
 // What fills padding, guards and unwritten outputs: a signaling NaN, which no arithmetic yields (it would be quieted).
-uint32_t poison_pattern(Dtype dtype);  // in the low bits for 16-bit types
+// In int8, which has no NaN, the number that a scale made of the row never leads to: -128.
+uint32_t poison_pattern(Dtype dtype);  // in the low bits for smaller types
 
 // How wide the tolerance is for what fp32 arithmetic loses in sums of n terms (reference.h has the formulas).
 enum class Summation {
@@ -105,6 +113,7 @@ struct ComparisonOptions {
   Summation summation = Summation::any_order;
   // A further bound on the error of each element of the matrix outputs, in the units of Comparison::max_ulp_error.
   double max_ulp = std::numeric_limits<double>::infinity();
+  bool rounded_first = false;          // y in eight bits comes from y in the operation's own type
   std::vector<std::string> only = {};  // the outputs that are compared; none named: all that there are
 };
 

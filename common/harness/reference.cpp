@@ -194,8 +194,9 @@ Reference::Part Reference::part_named(std::string_view letter, int64_t first_row
   };
   Part part = {.at = {}, .first_row = first_row, .rows = rows, .gamma = {}, .beta = {}, .columns = {}};
   if (letter.empty()) {
-    part.at = {index_of("x"), index_of("residual"), index_of("dy"),   index_of("dh"),  index_of("h"),
-               index_of("y"), index_of("dx"),       index_of("mean"), index_of("rstd")};
+    part.at = {index_of("x"),    index_of("residual"), index_of("dy"),    index_of("dh"),
+               index_of("h"),    index_of("y"),        index_of("dx"),    index_of("mean"),
+               index_of("rstd"), index_of("scale"),    index_of("scales")};
     part.gamma = load_vector("gamma", 1, options_.gamma_offset);
     part.beta = load_vector("beta", 0);
   } else {
@@ -207,7 +208,9 @@ Reference::Part Reference::part_named(std::string_view letter, int64_t first_row
                .y = index_of(named("*_out")),
                .dx = index_of(named("d*")),
                .mean = -1,
-               .rstd = index_of(named("*_rstd"))};
+               .rstd = index_of(named("*_rstd")),
+               .scale = -1,
+               .scales = -1};
     part.gamma = load_vector(named("*_gamma"), 1, options_.gamma_offset);
     part.beta = std::vector<double>(cols_, 0.0);
   }
@@ -393,7 +396,7 @@ void Reference::expect_row(int64_t row, Summation summation, Row& out) const {
     const bool is_there = row >= tensor.first_row && row < tensor.first_row + tensor.rows;
     const bool expected = tensor.present && (is_there || parts_.size() == 1) && tensor.spec.role != Role::input &&
                           tensor.spec.extent != Extent::per_col;
-    const int64_t count = !expected ? 0 : tensor.spec.extent == Extent::matrix ? cols_ : 1;
+    const int64_t count = !expected ? 0 : tensor.spec.extent == Extent::matrix ? cols_ : tensor.cols;
     out.outputs[i].want.resize(count);
     out.outputs[i].slack.resize(count);
   }
@@ -441,6 +444,41 @@ void Reference::expect_forward(int64_t row, Summation summation, Row& out) const
   for (int64_t j = 0; j < cols_; ++j) {
     y.want[j] = y.want[j] * part.gamma[j] + part.beta[j];
     y.slack[j] = std::fabs(part.gamma[j]) * y.slack[j] + 2 * u * std::fabs(part.beta[j]);
+  }
+  if (is_quantized(options_.operation)) quantize(out);
+}
+
+// y becomes y / scale, of the whole row or of each block of it.
+void Reference::quantize(Row& out) const {
+  const double largest = largest_of(options_.format == ByteFormat::e4m3 ? Dtype::e4m3 : Dtype::int8);
+  const int64_t length = options_.scaling == Scaling::block ? columns_of_block : cols_;
+  const Indices& at = parts_.front().at;  // there is no k
+  Expected& y = out.outputs[at.y];
+  for (int64_t first = 0; first < cols_; first += length) {
+    const int64_t last = std::min(cols_, first + length);
+    double scale = 0, relative_slack = 0;
+    if (options_.scaling == Scaling::tensor) {
+      scale = given_statistic(at.scale, 0, 1);
+    } else {
+      double most = 0, highest = 0, lowest = 0;  // what the largest |y| is, and what it may be
+      bool any_nan = false;
+      for (int64_t j = first; j < last; ++j) {
+        const double magnitude = std::fabs(y.want[j]);
+        any_nan |= std::isnan(magnitude);
+        most = std::max(most, magnitude);
+        highest = std::max(highest, magnitude + y.slack[j]);
+        lowest = std::max(lowest, magnitude - y.slack[j]);
+      }
+      scale = any_nan ? not_a_number : std::max(most / largest, 0x1p-126);
+      const double slack = std::max(highest - most, most - lowest) / largest + 2 * u * scale;
+      relative_slack = slack / scale;
+      out.outputs[at.scales].want[first / length] = scale;
+      out.outputs[at.scales].slack[first / length] = slack;
+    }
+    for (int64_t j = first; j < last; ++j) {
+      y.want[j] /= scale;
+      y.slack[j] = (y.slack[j] + 0x1p-149) / scale + std::fabs(y.want[j]) * (relative_slack + 3 * u);
+    }
   }
 }
 

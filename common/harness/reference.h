@@ -16,7 +16,9 @@
 //   dgamma, dbeta   (c(rows) + 4) u sum|terms|
 //   running_mean    momentum d + 2 u (|old| + momentum |mean|)
 //   running_var     momentum (2 e var + d^2) n / (n - 1) + 2 u old
-//   y (inference)   4 u |gamma| (|x| + |running_mean|) invstd + 2 u |beta|: y may be computed as x a + b
+//   scales          the largest slack of y over 448 or 127, and 2 u scale
+//   y / scale       slack of y / scale + |y / scale| (relative slack of scale + 3 u): before it is rounded to eight
+//   bits y (inference)   4 u |gamma| (|x| + |running_mean|) invstd + 2 u |beta|: y may be computed as x a + b
 //
 // BatchNorm's are the same with a channel's values in place of a row's.
 #pragma once
@@ -81,7 +83,8 @@ class Reference {
 
   // Room for one row; a thread keeps one.
   struct Row {
-    // By tensor: cols values of a matrix output, one of a per-row output; none of what has no such row.
+    // By tensor: cols values of a matrix output, the row's scales, one value of a per-row output; none of what has no
+    // such row. y in eight bits is y / scale here, not yet rounded.
     std::vector<Expected> outputs;
     std::vector<double> x, dy, dh;  // what the norm takes (x, or h), and the gradients, as far as there are any
     Moments moments;                // of a row operation's row: as computed in the forward, as given in the backward
@@ -111,7 +114,7 @@ class Reference {
   struct Columns;  // what the [cols] outputs and BatchNorm's rows are made of
   // Where the tensors that a row needs are, -1 for those that are absent: rows can be many and short.
   struct Indices {
-    int x, residual, dy, dh, h, y, dx, mean, rstd;
+    int x, residual, dy, dh, h, y, dx, mean, rstd, scale, scales;
   };
   // Rows that are normalized with the same gamma: all that there are, or those of q, or those of k.
   struct Part {
@@ -133,6 +136,7 @@ class Reference {
   const Columns& columns(const Part& part) const;
   void compute_columns(const Part& part, Columns& out) const;
   void expect_forward(int64_t row, Summation summation, Row& out) const;
+  void quantize(Row& out) const;
   void expect_backward(int64_t row, Summation summation, Row& out) const;
   void expect_batchnorm(int64_t row, Summation summation, Row& out) const;
 

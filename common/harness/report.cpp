@@ -28,7 +28,7 @@ std::string shape_name(const ProblemOptions& options) {
 }
 
 std::string case_name(const std::string& stage, const std::string& variant, const ProblemOptions& options) {
-  return fmt::format("{}/{}/{}/{}/{}", stage, variant, name_of(options.operation), name_of(options.dtype),
+  return fmt::format("{}/{}/{}/{}/{}", stage, variant, operation_name(options), name_of(options.dtype),
                      shape_name(options));
 }
 

@@ -78,9 +78,8 @@ Transcript::Transcript(const Request& request)
     : request_(request), out_(request.talk()), checks_(table_of_checks(request)) {}
 
 void Transcript::print_left_out(const Runner& runner, const ProblemOptions& options) {
-  checks_.print_row({runner.variant->name(), std::string(name_of(options.operation)),
-                     std::string(name_of(options.dtype)), shape_of(options), "", "", "",
-                     fmt::format("left out: {}", runner.left_out)});
+  checks_.print_row({runner.variant->name(), operation_name(options), std::string(name_of(options.dtype)),
+                     shape_of(options), "", "", "", fmt::format("left out: {}", runner.left_out)});
 }
 
 void Transcript::print_check(const Check& check) {
@@ -88,7 +87,7 @@ void Transcript::print_check(const Check& check) {
   const bool compared = check.error.empty() && check.comparison.compared > 0;
   std::string headline = check.headline();
   if (check.error.empty() && check.comparison.compared == 0) headline += " (the tensor is empty)";
-  checks_.print_row({check.variant, std::string(name_of(o.operation)), std::string(name_of(o.dtype)), shape_of(o),
+  checks_.print_row({check.variant, operation_name(o), std::string(name_of(o.dtype)), shape_of(o),
                      std::string(name_of(o.input)), describe_launches(check.launches),
                      compared ? show_ulp(check.comparison.max_ulp_error) : "-", headline});
   if (const std::string why = check.explain(); !why.empty()) print(indented(why));

@@ -30,7 +30,7 @@ void tell_counter(const HostTensor& tensor, const DeviceBuffer& buffer) {
 #endif
 
 int64_t workspace_of(const ProblemOptions& options) {
-  return spec_of(options.operation).workspace(options.cols);
+  return spec_of(options.operation).workspace(options.rows, options.cols);
 }
 
 Workspace::Workspace(const Problem& problem, int64_t misalign)

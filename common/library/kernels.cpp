@@ -38,6 +38,8 @@ constexpr Final finals[] = {
     {Operation::rmsnorm_backward, NW_RMSNORM_BACKWARD, "07_backward", "zero_centered", true},
     {Operation::qk_norm, NW_QK_NORM, "06_fused_residual", "heads"},
     {Operation::qk_norm_backward, NW_QK_NORM_BACKWARD, "07_backward", "heads"},
+    // One function does all four norms in eight bits: it is listed once, as this one.
+    {Operation::rmsnorm_quantized, NW_QUANTIZED_NORM, "06_fused_residual", "quantized"},
 };
 
 }  // namespace
@@ -63,6 +65,7 @@ Kernels::Kernels() {
         });
         if (last == std::end(finals)) continue;
         const bool is_final = program.stage() == last->stage && variant.name() == last->variant;
+        if (is_quantized(each.operation) && !is_final) continue;  // in two kernels, it needs memory between them
         const nw_kernel& kernel = list_.emplace_back(nw_kernel{&program, &variant, &each, last->own, is_final,
                                                                launcher_for(last->own, each.dtype, each.param_dtype)});
         if (!is_final) continue;

@@ -22,7 +22,7 @@ struct nw_kernel {
 
 namespace worklog::library {
 
-inline constexpr int operations = NW_QK_NORM_BACKWARD + 1;
+inline constexpr int operations = NW_QUANTIZED_NORM + 1;
 inline constexpr int dtypes = NW_BF16 + 1;
 
 class Kernels {

@@ -229,6 +229,30 @@ QkNormBackward<T, G> fill(const nw_qk_norm_backward_args& a, float* workspace) {
           .gamma_offset = a.gamma_offset};
 }
 
+template <class T, class G>
+QuantizedNorm<T, G> fill(const nw_quantized_norm_args& a, float*) {
+  return {.x = as<T>(a.x),
+          .residual = as<T>(a.residual),
+          .gamma = as<G>(a.gamma),
+          .beta = as<G>(a.beta),
+          .h = as<T>(a.h),
+          .y = as<uint8_t>(a.y),
+          .scale = a.scale,
+          .scales = a.scales,
+          .unrounded = nullptr,
+          .rows = a.rows,
+          .cols = a.cols,
+          .x_stride = a.x_stride,
+          .residual_stride = a.residual ? a.residual_stride : 0,  // what is not there is no reason to be slow
+          .h_stride = a.residual ? a.h_stride : 0,
+          .y_stride = a.y_stride,
+          .scales_stride = a.scales_stride,
+          .eps = a.eps,
+          .subtracts_mean = a.norm == NW_LAYER_NORM,
+          .format = static_cast<ByteFormat>(a.format),
+          .scaling = static_cast<Scaling>(a.scaling)};
+}
+
 template <class Args, class T, class G>
 void launch_as(const nw_kernel& kernel, const void* args, void* workspace, cudaStream_t stream) {
   const auto filled = fill<T, G>(*static_cast<const Args*>(args), static_cast<float*>(workspace));

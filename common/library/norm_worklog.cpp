@@ -201,6 +201,9 @@ nw_status nw_batchnorm_inference(const nw_batchnorm_inference_args* args, void* 
 nw_status nw_batchnorm_backward(const nw_batchnorm_backward_args* args, void* stream) {
   return call_final(args, stream);
 }
+nw_status nw_quantized_norm(const nw_quantized_norm_args* args, void* stream) {
+  return call_final(args, stream);
+}
 
 nw_status nw_qk_norm(const nw_qk_norm_args* args, void* stream) {
   return call_final(args, stream);

@@ -128,7 +128,8 @@ enum {
   NW_BATCHNORM_INFERENCE = 7,    // nw_batchnorm_inference_args
   NW_BATCHNORM_BACKWARD = 8,     // nw_batchnorm_backward_args
   NW_QK_NORM = 9,                // nw_qk_norm_args
-  NW_QK_NORM_BACKWARD = 10       // nw_qk_norm_backward_args
+  NW_QK_NORM_BACKWARD = 10,      // nw_qk_norm_backward_args
+  NW_QUANTIZED_NORM = 11         // nw_quantized_norm_args
 };
 
 // --- Norms over rows -----------------------------------------------------------------------------------------------
@@ -321,6 +322,55 @@ typedef struct nw_qk_norm_backward_args {
   float gamma_offset;  // as the forward pass had it
 } nw_qk_norm_backward_args;
 NW_API nw_status nw_qk_norm_backward(const nw_qk_norm_backward_args* args, void* stream);
+
+// --- Eight bits out ------------------------------------------------------------------------------------------------
+
+typedef int32_t nw_norm;
+enum { NW_RMS_NORM = 0, NW_LAYER_NORM = 1 };
+typedef int32_t nw_byte_format;
+enum {
+  NW_E4M3 = 0,  // as __nv_fp8_e4m3 and torch.float8_e4m3fn: no infinity, 448 at most, NaN is 0x7f
+  NW_INT8 = 1   // -128 to 127; NaN becomes 0
+};
+typedef int32_t nw_scaling;
+enum {
+  NW_SCALE_OF_ROW = 0,    // one of each row: its largest |y| over 448, or over 127
+  NW_SCALE_OF_BLOCK = 1,  // the same of each 128 columns of a row, the last ones of a row together
+  NW_SCALE_GIVEN = 2      // one for all
+};
+
+// A norm for inference, whose y is stored in eight bits: y = round(norm(x) / scale), or with a residual
+// h = x + residual, rounded to dtype, and y = round(norm(h) / scale). What norm(x) is, is not rounded to dtype before.
+// It is rounded to nearest even, and what is past the format's range to its largest or smallest value.
+//
+// A scale that is made is at least 2^-126, also that of a row of zeros, so that nothing is divided by zero. Where there
+// is a NaN in what it is made of, it is a NaN. The scale that is given lies in device memory: it may be the result of
+// another kernel, and a graph that was captured takes a new value without being captured again. It must be a positive
+// normal number, which is not looked at.
+//
+// A row has the same bits whatever the batch: this operation has no flag for that.
+typedef struct nw_quantized_norm_args {
+  size_t size;           // sizeof(nw_quantized_norm_args)
+  nw_dtype dtype;        // of x, residual and h
+  nw_dtype param_dtype;  // of gamma and beta
+  const void* x;         // [rows, cols]
+  const void* residual;  // [rows, cols], optional: nothing is added
+  const void* gamma;     // [cols], optional: ones
+  const void* beta;      // [cols], optional: zeros; null with NW_RMS_NORM
+  void* h;               // [rows, cols], with a residual, else null; may take the place of x or residual
+  void* y;               // [rows, cols], a byte for each element
+  const float* scale;    // [1], with NW_SCALE_GIVEN, else null
+  float* scales;         // [rows] (NW_SCALE_OF_ROW) or [rows, ceil(cols / 128)] (NW_SCALE_OF_BLOCK), else null
+  int64_t rows, cols;
+  int64_t x_stride, residual_stride, h_stride;  // those of residual and h are not looked at without a residual
+  int64_t y_stride;                             // bytes
+  int64_t scales_stride;                        // floats from one row's first scale to the next one's
+  float eps;                                    // finite, 0 or more
+  nw_norm norm;
+  nw_byte_format format;
+  nw_scaling scaling;
+} nw_quantized_norm_args;
+NW_API nw_status nw_quantized_norm(const nw_quantized_norm_args* args, void* stream);
 
 // --- BatchNorm -----------------------------------------------------------------------------------------------------
 //

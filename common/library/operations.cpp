@@ -14,6 +14,10 @@ static_assert(static_cast<int>(Dtype::fp32) == NW_FP32 && static_cast<int>(Dtype
               static_cast<int>(Dtype::bf16) == NW_BF16);
 static_assert(static_cast<int>(ChannelLayout::channels_last) == NW_CHANNELS_LAST &&
               static_cast<int>(ChannelLayout::channels_first) == NW_CHANNELS_FIRST);
+static_assert(static_cast<int>(ByteFormat::e4m3) == NW_E4M3 && static_cast<int>(ByteFormat::int8) == NW_INT8);
+static_assert(static_cast<int>(Scaling::row) == NW_SCALE_OF_ROW &&
+              static_cast<int>(Scaling::block) == NW_SCALE_OF_BLOCK &&
+              static_cast<int>(Scaling::tensor) == NW_SCALE_GIVEN);
 
 namespace {
 
@@ -39,9 +43,11 @@ template <class Args>
 void check_rows(const Args& a) {
   check_size("rows", a.rows, 0, max_rows);
   check_size("cols", a.cols, 1, max_cols);
-  check_flag("batch_invariant", a.batch_invariant);
-  if (a.gamma_offset != 0.0f && a.gamma_offset != 1.0f) {
-    refuse(NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is {}", a.gamma_offset);
+  if constexpr (requires { a.batch_invariant; }) check_flag("batch_invariant", a.batch_invariant);
+  if constexpr (requires { a.gamma_offset; }) {
+    if (a.gamma_offset != 0.0f && a.gamma_offset != 1.0f) {
+      refuse(NW_ERROR_VALUE, "gamma_offset must be 0 or 1; it is {}", a.gamma_offset);
+    }
   }
 }
 
@@ -242,6 +248,33 @@ void check_values(const nw_qk_norm_backward_args& a) {
   check_heads(a);
 }
 
+// What is there only with a residual, or only with one kind of scale.
+static void check_absent(const char* name, const void* data, const char* why) {
+  if (data) refuse(NW_ERROR_VALUE, "{} must be null {}", name, why);
+}
+
+void check_values(const nw_quantized_norm_args& a) {
+  check_rows(a);
+  check_eps(a.eps);
+  if (a.norm != NW_RMS_NORM && a.norm != NW_LAYER_NORM) {
+    refuse(NW_ERROR_VALUE, "norm must be NW_RMS_NORM (0) or NW_LAYER_NORM (1); it is {}", a.norm);
+  }
+  if (a.format != NW_E4M3 && a.format != NW_INT8) {
+    refuse(NW_ERROR_VALUE, "format must be NW_E4M3 (0) or NW_INT8 (1); it is {}", a.format);
+  }
+  if (a.scaling < NW_SCALE_OF_ROW || a.scaling > NW_SCALE_GIVEN) {
+    refuse(NW_ERROR_VALUE, "scaling must be NW_SCALE_OF_ROW (0), NW_SCALE_OF_BLOCK (1) or NW_SCALE_GIVEN (2); it is {}",
+           a.scaling);
+  }
+  if (a.norm == NW_RMS_NORM) check_absent("beta", a.beta, "with NW_RMS_NORM, which has none");
+  if (!a.residual) check_absent("h", a.h, "without a residual");
+  if (a.scaling == NW_SCALE_GIVEN) {
+    check_absent("scales", a.scales, "with NW_SCALE_GIVEN");
+  } else {
+    check_absent("scale", a.scale, "but with NW_SCALE_GIVEN");
+  }
+}
+
 std::array<Tensor, 6> tensors_of(const nw_layernorm_forward_args& a) {
   return {matrix("x", a.x, a.x_stride, a),
           optional(parameter("gamma", a.gamma, a)),
@@ -358,6 +391,23 @@ std::array<Tensor, 13> tensors_of(const nw_qk_norm_backward_args& a) {
           optional(output(head_parameter("dq_gamma", a.dq_gamma, a.q_heads, a))),
           optional(output(head_parameter("dk_gamma", a.dk_gamma, a.k_heads, a))),
           workspace(a)};
+}
+
+std::array<Tensor, 8> tensors_of(const nw_quantized_norm_args& a) {
+  const auto with = [](bool is_needed, Tensor tensor) { return is_needed ? tensor : optional(tensor); };
+  const bool is_given = a.scaling == NW_SCALE_GIVEN;
+  Tensor y = matrix("y", a.y, a.y_stride, a), scales = matrix("scales", a.scales, a.scales_stride, a);
+  y.element_bytes = 1;
+  scales.cols = scales_of_row(static_cast<Scaling>(a.scaling), a.cols);
+  scales.element_bytes = sizeof(float);
+  return {matrix("x", a.x, a.x_stride, a),
+          optional(matrix("residual", a.residual, a.residual_stride, a)),
+          optional(parameter("gamma", a.gamma, a)),
+          optional(parameter("beta", a.beta, a)),
+          with(a.residual != nullptr, output(matrix("h", a.h, a.h_stride, a), {0, 1})),
+          output(y),
+          with(is_given, vector_of("scale", a.scale, 1, sizeof(float))),
+          with(!is_given, output(scales))};
 }
 
 }  // namespace worklog::library

@@ -36,6 +36,8 @@ template <>
 inline constexpr nw_operation operation_of<nw_qk_norm_args> = NW_QK_NORM;
 template <>
 inline constexpr nw_operation operation_of<nw_qk_norm_backward_args> = NW_QK_NORM_BACKWARD;
+template <>
+inline constexpr nw_operation operation_of<nw_quantized_norm_args> = NW_QUANTIZED_NORM;
 
 // Calls function(args) with `args` as a pointer to the operation's struct. The operation is one of nw_operation.
 template <class Function>
@@ -57,6 +59,8 @@ void with_struct_of(nw_operation operation, const void* args, Function&& functio
       return function(static_cast<const nw_batchnorm_train_args*>(args));
     case NW_BATCHNORM_INFERENCE:
       return function(static_cast<const nw_batchnorm_inference_args*>(args));
+    case NW_QUANTIZED_NORM:
+      return function(static_cast<const nw_quantized_norm_args*>(args));
     case NW_BATCHNORM_BACKWARD:
       return function(static_cast<const nw_batchnorm_backward_args*>(args));
     case NW_QK_NORM:
@@ -107,6 +111,7 @@ void check_values(const nw_batchnorm_inference_args& a);
 void check_values(const nw_batchnorm_backward_args& a);
 void check_values(const nw_qk_norm_args& a);
 void check_values(const nw_qk_norm_backward_args& a);
+void check_values(const nw_quantized_norm_args& a);
 
 // The tensors of a call with values that are in range, in the order of the struct. What may lie in another's place is
 // so for the final kernels.
@@ -121,6 +126,7 @@ std::array<Tensor, 6> tensors_of(const nw_batchnorm_inference_args& a);
 std::array<Tensor, 9> tensors_of(const nw_batchnorm_backward_args& a);
 std::array<Tensor, 8> tensors_of(const nw_qk_norm_args& a);
 std::array<Tensor, 13> tensors_of(const nw_qk_norm_backward_args& a);
+std::array<Tensor, 8> tensors_of(const nw_quantized_norm_args& a);
 
 // Bytes.
 template <class Args>

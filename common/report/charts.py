@@ -154,6 +154,10 @@ def wrapped_title(title: str) -> str:
     return textwrap.fill(title, int(PHONE * 9), break_on_hyphens=False)
 
 
+def headline(figure: Figure, title: str) -> None:
+    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+
+
 def footnote(figure: Figure, *parts: str) -> None:
     """A line of small print, wrapped to the panel: about 14 characters fit on an inch."""
     text = " · ".join(part for part in parts if part)
@@ -164,7 +168,8 @@ def footnote(figure: Figure, *parts: str) -> None:
 def legend_under_title(figure: Figure, title: str, handles: dict[str, object], columns: int) -> None:
     """Over the panels, which then have the whole width."""
     figure.legend(
-        handles.values(), handles.keys(), loc="outside upper left", ncols=columns, title=title, alignment="left",
+        handles.values(), handles.keys(), loc="outside upper left", ncols=columns, title=wrapped_title(title),
+        alignment="left", columnspacing=1.2, handlelength=1.8,
         title_fontproperties={"size": 11, "weight": "bold"},
     )
 
@@ -245,7 +250,7 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         label = baseline_label([operation]).replace(" of", "\nof")
         bars.append((label, sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
 
-    figure, (ax,) = page(7.2, 1.25 + 0.42 * len(bars))
+    figure, (ax,) = page(PHONE, 1.6 + 0.42 * len(bars))
     positions = range(len(bars), 0, -1)
     for y, (_, seconds, color, hatch) in zip(positions, bars):
         ax.barh(
@@ -257,10 +262,14 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             va="center", fontsize=9,
         )
     ax.set_yticks(list(positions), [bar[0] for bar in bars])
-    ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.14)
+    ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.25)
     ax.set_xlabel("time, µs (shorter is better)")
-    title = f"{stage}: time at {SHAPE_WORDS}, {DTYPE}"
-    ax.set_title(title)
+    best = min(own, key=lambda t: t.seconds)
+    title = f"{stage}, {SHAPE_WORDS}, {DTYPE}: {best.label} takes {significant(best.seconds * 1e6)}\u00a0µs"
+    if copies:
+        copy = sorted(copies)[len(copies) // 2] * 1e6
+        title += f", a {baseline_of([operation])} {significant(copy)}\u00a0µs"
+    headline(figure, title)
     footnote(
         figure, gpu.upper(), operation, "cold L2 cache, median", provenance(repository, stage, gpu), stale_note(shown)
     )
@@ -286,11 +295,11 @@ def series_of(entries: Sequence[Timing]) -> dict[str, list[Timing]]:
     return {variant: over_cols(ts) for variant, ts in by_variant.items()}
 
 
-def cols_axis(ax: Axes, cols: Sequence[int]) -> None:
-    """A logarithmic axis with a tick at powers of two, thinned where they would touch."""
+def cols_axis(ax: Axes, cols: Sequence[int], ticks: int = 8) -> None:
+    """A logarithmic axis with about `ticks` ticks at powers of two."""
     ax.set_xscale("log", base=2)
     low, high = math.floor(math.log2(min(cols))), math.ceil(math.log2(max(cols)))
-    step = max(1, math.ceil((high - low) / 8))
+    step = max(1, math.ceil((high - low) / ticks))
     ax.xaxis.set_major_locator(FixedLocator([2**k for k in range(low, high + 1, step)]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K" if x >= 1024 else f"{x:g}"))
@@ -335,9 +344,9 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     peers = repository.peers(gpu).timings if repository.has_peers(gpu) else ()
     operations = list(dict.fromkeys(operation for operation, _ in groups))
     baseline = baseline_of(operations)
-    columns = min(len(groups), 2)
+    columns = 1 if len(groups) <= 2 else 2
     rows = math.ceil(len(groups) / columns)
-    figure, axes = page(6.4 if columns == 1 else 8.4, 2.6 * rows + 1.4, rows, columns, sharey=True)
+    figure, axes = page(PHONE, 2.3 * rows + 1.7, rows, columns, sharey=True)
     stale = {t.variant for series in groups.values() for line in series.values() for t in line if t.stale}
     handles: dict[str, object] = {}
     sentences, shown = [], []
@@ -370,8 +379,9 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                 (handles[label],) = ax.plot(
                     [t.cols for t in points], [t.share_of_copy for t in points], linestyle="none",
                     marker=PEER_MARKERS[label], color=INK, fillstyle="none", markersize=6, markeredgewidth=1.1)
-        cols_axis(ax, [t.cols for t in own])
-        ax.set_title(f"{operation}, {dtype}" if len(operations) > 1 else dtype, fontsize=10)
+        cols_axis(ax, [t.cols for t in own], 8 // columns)
+        of_panel = operation.replace("_forward", "\nforward").replace("_backward", "\nbackward")
+        ax.set_title(f"{of_panel}, {dtype}" if len(operations) > 1 else dtype, fontsize=10)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
@@ -388,7 +398,7 @@ def share_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     else:
         axes[0].set_ylim(0, max(1.08, *(1.03 * t.share_of_copy for t in shown)))
     title = f"{stage}: {span_of_fastest(groups)} of a {baseline}'s speed"
-    legend_under_title(figure, title, handles, 3 if columns > 1 else 2)
+    legend_under_title(figure, title, handles, 2)
     footnote(figure, gpu.upper(), operations[0] if len(operations) == 1 else "",
              f"cold L2 cache, {sizes}", provenance(repository, stage, gpu), stale_note(shown))
     return Chart(Path(f"{stage}/charts/share_{gpu}.svg"), title,
@@ -433,8 +443,8 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         panels.append((operation, [t for t in own + rivals if case_of(t) == case]))
     if not panels:
         return None
-    heights = [len(bars) + 1.6 for _, bars in panels]
-    figure, axes = page(7.8, 0.8 + 0.36 * sum(heights), len(panels), 1, height_ratios=heights)
+    heights = [len(bars) + 2.2 for _, bars in panels]
+    figure, axes = page(PHONE, 1.2 + 0.36 * sum(heights), len(panels), 1, height_ratios=heights)
     sentences = []
     for ax, (operation, bars) in zip(axes, panels):
         unit, size = ("ms", 1e-3) if min(t.seconds for t in bars) >= 1e-3 else ("µs", 1e-6)
@@ -448,11 +458,13 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                 edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8,
             )
             text = f"{significant(t.seconds / size)} {unit}"
-            text += f" · {percent(t.share_of_copy)}" if t.share_of_copy else ""
-            cut = t.seconds / size > most * 1.32
+            # Other libraries' shares are of copies timed beside them, in another run.
+            text += f" · {percent(t.share_of_copy)}" if t.share_of_copy and t.stage != PEERS else ""
+            cut = t.seconds / size > most * 1.7
             ax.annotate(
-                f"{text} →" if cut else text, (most * 1.3 if cut else t.seconds / size, y), xytext=(0 if cut else 4, 0),
-                textcoords="offset points", va="center", ha="right" if cut else "left", fontsize=8.5,
+                f"{text} →" if cut else text, (most * 1.68 if cut else t.seconds / size, y),
+                xytext=(0 if cut else 4, 0), textcoords="offset points", va="center",
+                ha="right" if cut else "left", fontsize=8.5,
                 bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None,
             )
         ideal = sorted(t.copy_seconds for t in bars if t.stage != PEERS)[0] / size
@@ -462,13 +474,16 @@ def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             textcoords="offset points", fontsize=8,
         )
         ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
-        ax.set_xlim(0, most * 1.32)
+        ax.set_xlim(0, most * 1.7)
         ax.set_ylim(0.4, len(bars) + 0.6)
-        ax.set_title(f"{operation}, {bars[0].dtype}, {bars[0].shape.replace('x', ' x ')}", fontsize=10, pad=15)
+        ax.set_title(f"{operation}\n{bars[0].dtype}, {bars[0].shape.replace('x', ' x ')}", fontsize=10, pad=15)
         times = ", ".join(f"{t.label} {significant(t.seconds / size)} {unit}" for t in bars)
         sentences.append(f"{operation} {bars[0].dtype} {bars[0].shape}: {times}")
-    title = f"{stage}: time on large tensors"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    finals = [max((t for t in bars if t.stage != PEERS), key=lambda t: t.share_of_copy) for _, bars in panels]
+    shares = [t.share_of_copy for t in finals]
+    names = " and ".join(dict.fromkeys(t.label for t in finals))
+    title = f"{stage}, large tensors: {names} at {100 * min(shares):.0f} to {100 * max(shares):.0f}\u00a0% of a stream"
+    headline(figure, title)
     footnote(
         figure, gpu.upper(), "cold L2 cache, median; the share is that of a stream of the same reads and writes",
         provenance(repository, stage, gpu), stale_note([t for _, bars in panels for t in bars]),
@@ -522,7 +537,7 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     if len({t.rows for t, _ in by_rows}) < 2 or len(large) < 2:
         return None
     operations = list(dict.fromkeys(t.operation for t, _ in pairs))
-    figure, (cols_ax, rows_ax) = page(9.2, 3.6, 1, 2, sharey=True)
+    figure, (cols_ax, rows_ax) = page(PHONE, 6.6, 2, 1, height_ratios=(2, 3))
     handles: dict[str, object] = {}
     sentences = []
 
@@ -564,11 +579,13 @@ def fused_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     cols_axis(cols_ax, [*large])
     cols_axis(rows_ax, [t.rows for t, _ in by_rows])
     rows_ax.set_xlabel("rows")
-    cols_ax.set_ylabel("time unfused / time fused")
-    cols_ax.set_ylim(0.9, cols_ax.get_ylim()[1])
-    title = f"{stage}: two kernels against one"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    for ax in (cols_ax, rows_ax):
+        ax.set_ylabel("time unfused / time fused")
+    cols_ax.set_ylim(1.0, 1.1 * max(1.25, *(other.seconds / t.seconds for t, other in by_cols)))
+    ratios = [other.seconds / t.seconds for t, other in by_cols], [other.seconds / t.seconds for t, other in by_rows]
+    title = f"{stage}: two kernels take {min(ratios[0]):.2f} to {max(ratios[0]):.2f} times as long as one on large " \
+            f"tensors, up to {max(ratios[1]):.2f} times where rows are few"
+    legend_under_title(figure, title, handles, 1)
     footnote(
         figure, gpu.upper(), "bf16, median", basis, provenance(repository, stage, gpu),
         stale_note([t for t, _ in pairs]),
@@ -605,7 +622,8 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     rivals = cold_rivals(repository, gpu)
     operations = [operation for operation in PASSES if any(t.operation == operation for t in own)]
     labels = {t.shape: shape_label(t) for t in own}
-    figure, axes = page(9.6, 2.0 + 0.34 * len(shapes), 1, len(operations), sharex=True, sharey=True)
+    height = 0.9 + 0.3 * len(shapes)
+    figure, axes = page(PHONE, 1.9 + height * len(operations), len(operations), 1, sharex=True, sharey=True)
     handles: dict[str, object] = {}
     sentences = []
     for ax, operation in zip(axes, operations):
@@ -631,16 +649,20 @@ def passes_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         ax.grid(color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes[0].set_yticks(range(len(shapes)), [labels[shape].replace("\n", ", ") for shape in shapes], fontsize=8.5)
+    words = [labels[shape].replace("\nchannels", ",") for shape in shapes]
+    for ax in axes:
+        ax.set_yticks(range(len(shapes)), words, fontsize=8.5)
+        ax.tick_params(axis="x", labelbottom=True)
     axes[0].set_ylim(len(shapes) - 0.4, -0.6)
     rates = [t.share_of_copy * PASSES[t.operation] for t in own]
     span = f"{100 * min(rates):.0f} to {100 * max(rates):.0f} %"
     title = f"{stage}: its passes move their bytes at {span} of a copy's rate"
-    legend_under_title(figure, title, handles, 4)
+    legend_under_title(figure, title, handles, 2)
     footnote(
         figure, gpu.upper(),
         "bytes counted as the passes need them: training two reads and one write, backward four reads and one write",
-        "cold L2 cache, tensors of more than 4 Mi elements", provenance(repository, stage, gpu), stale_note(own),
+        "first, last: where the channels stand", "cold L2 cache, tensors of more than 4 Mi elements",
+        provenance(repository, stage, gpu), stale_note(own),
     )
     return Chart(Path(f"{stage}/charts/passes_{gpu}.svg"), title,
                  f"On {gpu.upper()}. " + "; ".join(sentences) + ".", figure)
@@ -659,7 +681,7 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
     if not panels:
         return None
     heights = [len(bars) + 1.6 for _, bars in panels]
-    figure, axes = page(7.4, 0.8 + 0.34 * sum(heights), len(panels), 1, height_ratios=heights)
+    figure, axes = page(PHONE, 1.2 + 0.34 * sum(heights), len(panels), 1, height_ratios=heights)
     sentences = []
     for ax, (shape, bars) in zip(axes, panels):
         most = max(t.seconds for t in bars if t.seconds < 6 * min(t.seconds for t in bars)) * 1e6
@@ -670,10 +692,10 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
                 y, t.seconds * 1e6, height=0.66, color=color, hatch=hatch,
                 edgecolor=MUTED if t.stage == PEERS else "white", linewidth=0.8,
             )
-            cut = t.seconds * 1e6 > most * 1.25
+            cut = t.seconds * 1e6 > most * 1.35
             ax.annotate(
                 f"{significant(t.seconds * 1e6)} µs" + (" →" if cut else ""),
-                (most * 1.23 if cut else t.seconds * 1e6, y), xytext=(0 if cut else 4, 0), textcoords="offset points",
+                (most * 1.33 if cut else t.seconds * 1e6, y), xytext=(0 if cut else 4, 0), textcoords="offset points",
                 va="center", ha="right" if cut else "left", fontsize=8.5,
                 bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1.5} if cut else None,
             )
@@ -684,13 +706,15 @@ def small_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
             fontsize=8,
         )
         ax.set_yticks(range(len(bars), 0, -1), [name_of(t) for t in bars])
-        ax.set_xlim(0, most * 1.25)
+        ax.set_xlim(0, most * 1.35)
         ax.set_ylim(0.4, len(bars) + 0.6)
         ax.set_title(shape.replace("x", " x "), fontsize=10, pad=15)
         sentences.append(f"{shape}: " + ", ".join(f"{t.label} {significant(t.seconds * 1e6)} µs" for t in bars))
     axes[-1].set_xlabel("time, µs (shorter is better)")
-    title = f"{stage}: training on small tensors, {DTYPE}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    fastest = [min((t for t in bars if t.stage != PEERS), key=lambda t: t.seconds) for _, bars in panels]
+    spans = [t.seconds / t.copy_seconds for t in fastest if t.copy_seconds]
+    title = f"{stage}: training on small tensors, {DTYPE}, takes {min(spans):.2f} to {max(spans):.2f} copies' time"
+    headline(figure, title)
     footnote(
         figure, gpu.upper(), "batchnorm_train", "cold L2 cache, median", provenance(repository, stage, gpu),
         stale_note([t for _, bars in panels for t in bars]),
@@ -726,51 +750,49 @@ def stage_bands(axes: Sequence[Axes], stages: Sequence[str]) -> None:
 
 
 def ladder_chart(repository: Repository, gpu: str) -> Chart | None:
-    """Time (logarithmic, as points) and share of a copy (bars) of every stage and variant at one shape."""
+    """Time of every stage and variant at one shape, logarithmic, as points, and the share of a copy as a number."""
     entries = ladder_entries(repository, gpu, ["cold"])
     if not entries:
         return None
     rows = len(entries)
-    figure, (left, right) = page(8.4, 1.5 + 0.3 * rows, 1, 2, sharey=True, width_ratios=[1.25, 1])
+    figure, (ax,) = page(PHONE, 1.8 + 0.3 * rows)
     ys = [rows - i for i in range(rows)]
     stages = [t.stage for t in entries]
-    stage_bands((left, right), stages)
+    stage_bands((ax,), stages)
     order = list(dict.fromkeys(stages))
+    in_margin = ax.get_yaxis_transform()  # x from 0 at the left edge of the axes to 1 at the right one, y as the data's
     for y, t in zip(ys, entries):
-        color, marker, _, hatch = STYLES[order.index(t.stage) % len(STYLES)]
-        left.plot([t.seconds * 1e6], [y], marker=marker, color=color, markersize=7, linestyle="none")
-        left.annotate(
+        color, marker, _, _ = STYLES[order.index(t.stage) % len(STYLES)]
+        ax.plot([t.seconds * 1e6], [y], marker=marker, color=color, markersize=7, linestyle="none")
+        ax.annotate(
             significant(t.seconds * 1e6), (t.seconds * 1e6, y), xytext=(8, 0), textcoords="offset points", va="center",
-            fontsize=8.5,
+            fontsize=9,
         )
         if t.share_of_copy:
-            right.barh(y, t.share_of_copy, height=0.62, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
-            right.text(1.3, y, percent(t.share_of_copy), ha="right", va="center", fontsize=8.5)
+            ax.text(1.0, y, percent(t.share_of_copy), ha="right", va="center", fontsize=9, transform=in_margin)
+    ax.text(1.0, rows + 1.1, "share of a copy", ha="right", va="center", fontsize=9, color=MUTED, transform=in_margin)
     copies = sorted(t.copy_seconds for t in entries if t.copy_seconds)
+    copy = copies[len(copies) // 2] * 1e6 if copies else 0.0
     if copies:
-        copy = copies[len(copies) // 2] * 1e6
-        left.axvline(copy, color=INK, linewidth=1.2)
-        left.annotate(f"copy: {significant(copy)} µs", (copy, 1), xycoords=("data", "axes fraction"), xytext=(4, 3),
-                      textcoords="offset points", fontsize=8.5)
-    left.set_xscale("log")
-    low, high = left.get_xlim()
-    left.set_xlim(low / 1.1, high * 1.9)
-    left.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    left.set_yticks(ys, [f"{t.stage[:2]}  {name_of(t)}" for t in entries])
-    left.set_ylim(0.4, rows + 0.6)
-    left.set_xlabel("time, µs, logarithmic")
-    left.grid(axis="x", color="#e4e8ec", linewidth=0.8)
-    right.axvline(1.0, color=INK, linewidth=1.2)
-    right.set_xlim(0, 1.32)
-    right.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
-    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    right.set_xlabel("share of a copy's speed")
-    right.tick_params(axis="y", length=0)
-    for ax in (left, right):
-        ax.set_axisbelow(True)
-    title = f"The ladder: {OPERATION}, {SHAPE_WORDS}, {DTYPE}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    footnote(figure, gpu.upper(), "cold L2 cache, median", stale_note(entries))
+        ax.axvline(copy, color=INK, linewidth=1.2)
+        ax.annotate("a copy", (copy, rows + 1.1), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.set_xlim(low / 1.1, high * 20)
+    ax.xaxis.set_major_locator(FixedLocator([10**k for k in range(math.floor(math.log10(high)) + 1)]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.set_yticks(ys, [f"{t.stage[:2]}  {name_of(t)}" for t in entries])
+    ax.set_ylim(0.4, rows + 1.6)
+    ax.set_xlabel("time, µs, logarithmic")
+    ax.grid(axis="x", color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    times = [t.seconds * 1e6 for t in entries]
+    title = f"The ladder at {SHAPE_WORDS}: from {significant(max(times))}\u00a0µs to " \
+            f"{significant(min(times))}\u00a0µs"
+    title += f"; a copy takes {significant(copy)}\u00a0µs" if copies else ""
+    headline(figure, title)
+    footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}", "cold L2 cache, median", stale_note(entries))
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds"
                       + (f", {percent(t.share_of_copy)} of a copy" if t.share_of_copy else "") for t in entries)
     return Chart(Path(f"docs/charts/ladder_{gpu}.svg"), title, f"On {gpu.upper()}: {words}.", figure)
@@ -804,7 +826,7 @@ def large_ladder_chart(repository: Repository, gpu: str) -> Chart | None:
     best = [max(t.share_of_copy for t in entries if t.stage == stage) for stage in order]
     title = f"At 512 MiB: from {percent(best[0])} of a copy's speed in {order[0][:2]} to " \
             f"{percent(best[-1])} in {order[-1][:2]}"
-    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    headline(figure, title)
     footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}, {LARGE_SHAPE.replace('x', ' x ')}", "cold L2 cache, median",
              stale_note(entries))
     words = "; ".join(f"{t.stage} {t.variant} {significant(t.seconds * 1e6)} microseconds, "
@@ -821,7 +843,7 @@ def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
     lines = {key: modes for key, modes in by_variant.items() if len(modes) > 1}
     if not lines:
         return None
-    figure, (ax,) = page(8.0, 1.5 + 0.3 * len(lines))
+    figure, (ax,) = page(PHONE, 2.1 + 0.3 * len(lines))
     looks = {"cold": ("#0072B2", "o", "full"), "warm": ("#D55E00", "s", "full"), "graph": ("#009E73", "D", "none")}
     ys = [len(lines) - i for i in range(len(lines))]
     stage_bands((ax,), [stage for stage, _ in lines])
@@ -844,10 +866,15 @@ def cold_warm_chart(repository: Repository, gpu: str) -> Chart | None:
             ax.plot(
                 [], [], color=color, marker=marker, fillstyle=fill, markersize=7, linestyle="none", label=labels[mode]
             )
-    title = f"Cold against warm: {OPERATION}, {SHAPE_WORDS}, {DTYPE}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(loc="outside right upper")
-    footnote(figure, gpu.upper(), "medians", stale_note([t for modes in lines.values() for t in modes.values()]))
+    each = {mode: min(found, default=0.0) for mode in looks
+            for found in [[modes[mode].seconds * 1e6 for modes in lines.values() if mode in modes]]}
+    words_of = {"cold": "cold", "warm": "warm", "graph": "from a graph"}
+    title = "The fastest kernel: " + ", ".join(
+        f"{significant(us)}\u00a0µs {words_of[mode]}" for mode, us in each.items() if us)
+    by_label = dict(zip(*reversed(ax.get_legend_handles_labels())))
+    legend_under_title(figure, title, by_label, 2)
+    footnote(figure, gpu.upper(), f"{OPERATION}, {SHAPE_WORDS}, {DTYPE}", "medians",
+             stale_note([t for modes in lines.values() for t in modes.values()]))
     words = "; ".join(
         f"{stage} {variant} " + ", ".join(f"{mode} {significant(t.seconds * 1e6)}" for mode, t in modes.items())
         for (stage, variant), modes in lines.items()
@@ -874,7 +901,7 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
         dtype: list(dict.fromkeys((c.stage, c.variant) for c in checks if c.dtype == dtype)) for dtype in dtypes
     }
     heights = [len(variants[dtype]) for dtype in dtypes]
-    figure, axes = page(9.0, 1.2 + 1.0 * len(dtypes) + 0.29 * sum(heights), len(dtypes), 1, height_ratios=heights)
+    figure, axes = page(PHONE, 1.5 + 1.3 * len(dtypes) + 0.27 * sum(heights), len(dtypes), 1, height_ratios=heights)
     finite = [c.max_ulp_error for c in checks if c.max_ulp_error]
     norm = LogNorm(vmin=0.5, vmax=max([10.0, *finite]))
     colors = plt.get_cmap("YlOrRd")
@@ -893,18 +920,22 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
             one = next(c for c in found.values() if (c.stage, c.variant) == (stage, variant))
             labels.append(name_of(one) if stage == PEERS else f"{stage[:2]}  {name_of(one)}")
         ax.set_yticks(range(len(labels)), labels)
-        ax.set_xticks(range(len(inputs)), [name.replace("_", "_\n") for name in inputs])
+        ax.set_xticks(range(len(inputs)), inputs, rotation=60, ha="left", rotation_mode="anchor")
         ax.xaxis.tick_top()
         ax.tick_params(length=0)
         ax.tick_params(axis="x", labelsize=8.5)
         ax.set_xlim(-0.5, len(inputs) - 0.5)
         ax.set_ylim(len(labels) - 0.5, -0.5)
         ax.spines[:].set_visible(False)
-        ax.set_title(dtype)
-    title = f"Largest error in units in the last place: {OPERATION}, {SHAPE_WORDS}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        ax.set_title(dtype, x=-0.3)
+    known = dict.fromkeys((c.stage, c.variant) for c in checks if c.stage != PEERS)
+    wrong = {(c.stage, c.variant) for c in checks if not c.right}
+    names = ", ".join(f"{variant} ({stage[:2]})" for stage, variant in known if (stage, variant) not in wrong)
+    title = f"Right on every input: {names or 'none'}"
+    headline(figure, title)
     footnote(
-        figure, gpu.upper(), "framed, ✗: outside the tolerance", "inf: not finite where the reference is",
+        figure, gpu.upper(), f"largest error in units in the last place, {OPERATION}, {SHAPE_WORDS}",
+        "framed: outside the tolerance", "inf: not finite where the reference is",
         stale_note(checks),
     )
     words = "; ".join(sentences) or "nothing fails"
@@ -912,8 +943,7 @@ def numerics_chart(repository: Repository, gpu: str) -> Chart | None:
 
 
 def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, colors: Callable) -> None:
-    """One square of the heat map: color for the size of the error, its number, a frame and a cross where it is too
-    large."""
+    """One square of the heat map: color for the size of the error, its number, a frame where it is too large."""
     corner = (col - 0.48, row - 0.46)
     if check is None:
         ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor="#f3f5f7", edgecolor="none"))
@@ -921,7 +951,7 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
         return
     error = check.max_ulp_error
     color = colors(1.0) if error is None else colors(float(norm(max(error, norm.vmin))))
-    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK, linewidth=0 if check.right else 1.3))
+    ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=INK, linewidth=0 if check.right else 2.2))
     if not check.ran:
         text = "no run"
     elif error is None:
@@ -931,8 +961,7 @@ def heat_cell(ax: Axes, row: int, col: int, check: Check | None, norm: LogNorm, 
         text = f"{error / 10**exponent:.0f}e{exponent}" if round(error / 10**exponent) < 10 else f"1e{exponent + 1}"
     else:
         text = significant(error, 2)
-    mark = "" if check.right else " ✗"
-    ax.text(col, row, text + mark, ha="center", va="center", fontsize=8.5, color=ink_on(color))
+    ax.text(col, row, text, ha="center", va="center", fontsize=8.5, color=ink_on(color))
 
 
 def ink_on(color: Sequence[float]) -> str:
@@ -957,17 +986,27 @@ FLOPS = {
 FP32_LANES = {"7.5": 64, "8.0": 64}  # of a multiprocessor; 128 on all others
 
 
-def label_columns(ax: Axes, points: Sequence[tuple[float, float, str]], color: str, to_the_right: bool) -> None:
-    """A label beside each of (x, y, label); those whose points touch are one label. Both axes are logarithmic."""
+def label_points(
+    ax: Axes, points: Sequence[tuple[float, float, str]], color: str, column: float | None = None
+) -> None:
+    """A label for each of (x, y, label); those whose points touch are one label. It stands beside its point, or in a
+    column at x, with a line to it. Both axes are logarithmic."""
+    labels: list[tuple[float, float, str]] = []
     left = sorted(points)
     while left:
         x, y, _ = left[0]
         near = [p for p in left if p[0] < 1.25 * x and max(p[1] / y, y / p[1]) < 1.22]
         left = [p for p in left if p not in near]
-        far_side = max(near)[0] if to_the_right else x
-        ax.annotate(
-            ", ".join(sorted(label for *_, label in near)), (far_side, y), xytext=(7 if to_the_right else -7, 0),
-            textcoords="offset points", ha="left" if to_the_right else "right", va="center", fontsize=8.5, color=color)
+        labels.append((max(near)[0], y, ", ".join(sorted(label for *_, label in near))))
+    labels.sort(key=lambda label: -label[1])
+    heights = spread([math.log10(y) for _, y, _ in labels], 0.17)
+    for (x, y, text), height in zip(labels, heights):
+        looks = {"va": "center", "fontsize": 8.5, "color": color}
+        if column is None:
+            ax.annotate(text, (x, y), xytext=(7, 0), textcoords="offset points", **looks)
+        else:
+            ax.annotate(text, (x, y), xytext=(column, 10**height), textcoords="data", **looks, arrowprops={
+                "arrowstyle": "-", "color": "#b8c0c8", "linewidth": 0.7, "shrinkB": 4})
 
 
 def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -992,12 +1031,12 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
         flops = FLOPS[t.operation] * t.rows * t.cols * t.pixels
         return flops / t.counters["bytes"], flops / t.seconds
 
-    figure, (ax,) = page(8.0, 4.6)
-    low, high = 0.25, 100.0
+    figure, (ax,) = page(PHONE, 4.6)
+    low, high = 0.3, 40.0
     ridge = peak / memory
     ax.plot([low, ridge, high], [low * memory, peak, peak], color=INK, linewidth=1.6)
     ax.annotate(
-        f"memory: a copy's {significant(memory / 1e12)} TB/s", (1.1 * low, 1.1 * low * memory), rotation=35,
+        f"memory: a copy's {significant(memory / 1e12)} TB/s", (1.1 * low, 1.1 * low * memory), rotation=45,
         rotation_mode="anchor", xytext=(0, 7), textcoords="offset points", fontsize=8.5,
     )
     ax.annotate(
@@ -1013,8 +1052,8 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
         spot = f"{significant(y / 1e12)} TFLOP/s at {significant(x, 2)} FLOP per byte"
         sentences.append(f"{t.stage} {t.operation} {t.dtype} {t.shape}: {spot}")
     for is_large in (True, False):
-        label_columns(ax, [(*place(t), dagger(t.stage[:2], t.stale)) for t in points if (t.shape != SHAPE) == is_large],
-                      "#0072B2" if is_large else "#D55E00", to_the_right=is_large)
+        label_points(ax, [(*place(t), dagger(t.stage[:2], t.stale)) for t in points if (t.shape != SHAPE) == is_large],
+                     "#0072B2" if is_large else "#D55E00", None if is_large else 4.0)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(low, high)
@@ -1026,7 +1065,7 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
     ax.grid(color="#e4e8ec", linewidth=0.8)
     ax.set_axisbelow(True)
     title = "Roofline: how near the fastest kernel of each stage comes to the slope of the memory"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    headline(figure, title)
     ax.annotate("full: large tensors", (high, ax.get_ylim()[0]), xytext=(-6, 26), textcoords="offset points",
                 ha="right", fontsize=8.5, color="#0072B2")
     ax.annotate("hollow: 1024 x 1024", (high, ax.get_ylim()[0]), xytext=(-6, 12), textcoords="offset points",
@@ -1060,9 +1099,9 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
         return None
     old = {cell.operation for cell in drawn if runs.is_stale(cell)}
     names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
-    columns = min(3, len(lines))
+    columns = min(2, len(lines))
     rows = math.ceil(len(lines) / columns)
-    figure, axes = page(3.6 * columns + 0.6, 2.9 * rows + 0.9, rows, columns, sharey=True)
+    figure, axes = page(PHONE, 2.6 * rows + 1.6, rows, columns, sharey=True)
     sentences = []
     for ax, (operation, by_variant) in zip(axes, lines.items()):
         for name, shares in by_variant.items():
@@ -1077,8 +1116,9 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
                 odd, [shares[c][1] for c in odd], color=color, marker=marker, fillstyle="none", linestyle="none",
                 markersize=5, zorder=zorder,
             )
-        ax.set_title(dagger(operation, operation in old), fontsize=9.5)
-        cols_axis(ax, [c for shares in by_variant.values() for c in shares])
+        of_panel = operation.replace("_forward", "\nforward").replace("_backward", "\nbackward")
+        ax.set_title(dagger(of_panel, operation in old), fontsize=10)
+        cols_axis(ax, [c for shares in by_variant.values() for c in shares], 4)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.set_ylim(0, 1.1)
         ax.grid(axis="y", color="#e4e8ec", linewidth=0.8)
@@ -1089,9 +1129,8 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     for ax in axes[len(lines):]:
         ax.set_visible(False)
     handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     title = "The final kernels beside other libraries: share of a copy of the same bytes"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    legend_under_title(figure, title, handles, 2)
     footnote(
         figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns",
         runs.origin(drawn), STALE_NOTE if old else "",
@@ -1101,8 +1140,8 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
 
 
 def rivals_map(repository: Repository, gpu: str) -> Chart | None:
-    """Against the best other library, as ./worklog compare found it: how many times as fast ours is, operations by
-    columns, a panel to a type."""
+    """Against the best other library, as ./worklog compare found it: how many times as fast ours is, columns by
+    operations, a panel to a type."""
     # The largest tensor at each width.
     by_rows = sorted(repository.verdicts(gpu).values(), key=lambda v: v.cell.rows)
     found = {(v.cell.dtype, v.cell.operation, v.cell.cols): v for v in by_rows if v.mode == "cold"}
@@ -1113,29 +1152,28 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     dtypes = [dtype for dtype in ELEMENT_BYTES if any(dtype in key for key in found)]
     operations = [operation for operation in TENSORS if any(operation in key for key in found)]
     widths = sorted({cols for _, _, cols in found})
-    figure, axes = page(1.9 + 0.42 * len(widths), 1.1 + (0.5 + 0.27 * len(operations)) * len(dtypes), len(dtypes), 1)
+    figure, axes = page(PHONE, 1.6 + (1.9 + 0.24 * len(widths)) * len(dtypes), len(dtypes), 1)
     for ax, dtype in zip(axes, dtypes):
-        for row, operation in enumerate(operations):
-            for col, cols in enumerate(widths):
+        for col, operation in enumerate(operations):
+            for row, cols in enumerate(widths):
                 ahead_cell(ax, row, col, found.get((dtype, operation, cols)))
-        ax.set_yticks(range(len(operations)), [dagger(operation, operation in old) for operation in operations])
-        ax.set_xticks(
-            range(len(widths)), [str(cols) for cols in widths], rotation=45, ha="left", rotation_mode="anchor"
-        )
+        ax.set_xticks(range(len(operations)), [dagger(operation, operation in old) for operation in operations],
+                      rotation=60, ha="left", rotation_mode="anchor")
+        ax.set_yticks(range(len(widths)), [str(cols) for cols in widths])
         ax.xaxis.tick_top()
-        ax.tick_params(length=0, labelsize=8)
-        ax.set_xlim(-0.5, len(widths) - 0.5)
-        ax.set_ylim(len(operations) - 0.5, -0.5)
+        ax.tick_params(length=0, labelsize=8.5)
+        ax.set_xlim(-0.5, len(operations) - 0.5)
+        ax.set_ylim(len(widths) - 0.5, -0.5)
         ax.spines[:].set_visible(False)
-        ax.set_title(dtype)
-    title = "How many times as fast as the fastest other library"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        ax.set_title(dtype, x=-0.17)
+    lost = [v for v in found.values() if v.outcome == "lost"]
+    title = f"How many times as fast as the fastest other library: of {len(found)} cases {len(lost)} are lost"
+    headline(figure, title)
     footnote(
         figure, gpu.upper(), "cold L2 cache, the largest tensor at each number of columns",
         "framed: another is faster; gray: not measured", runs.origin(v.cell for v in found.values()),
         STALE_NOTE if old else "",
     )
-    lost = [v for v in found.values() if v.outcome == "lost"]
     at = sorted(f"{v.cell.dtype} {v.cell.operation} at {v.cell.cols} columns {v.ahead:.2f}" for v in lost)
     won = sum(v.outcome == "won" for v in found.values())
     words = f"{len(found)} cells, of which {won} are won and these lost: {', '.join(at) or 'none'}"
@@ -1158,7 +1196,7 @@ def ahead_cell(ax: Axes, row: int, col: int, verdict: Verdict | None) -> None:
     edge, width = (INK, 1.2) if lost else ("#e4e8ec", 0.6)
     ax.add_patch(plt.Rectangle(corner, 0.96, 0.92, facecolor=color, edgecolor=edge, linewidth=width))
     text = f"{verdict.ahead:.2f}" if verdict.ahead < 9.995 else f"{verdict.ahead:.1f}"
-    ax.text(col, row, text, ha="center", va="center", fontsize=7.5, color=ink_on(color))
+    ax.text(col, row, text, ha="center", va="center", fontsize=8, color=ink_on(color))
 
 
 def training_chart(repository: Repository, gpu: str) -> Chart | None:
@@ -1168,7 +1206,7 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     if not repository.has_data(data):
         return None
     document = repository.data(data)
-    figure, (losses, times) = page(9.6, 3.9, 1, 2, width_ratios=(3, 2))
+    figure, (losses, times) = page(PHONE, 6.4, 2, 1, height_ratios=(3, 2))
     context = document["context"]
     old = repository.data_is_stale(data)
     runs = {dagger(name, old and name.startswith("ours")): run for name, run in document["runs"].items()}
@@ -1195,8 +1233,9 @@ def training_chart(repository: Repository, gpu: str) -> Chart | None:
     times.invert_yaxis()
     times.margins(x=0.18)
     size = context["size"]
-    title = "A small GPT, trained with PyTorch's norms and with ours"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    steps = [f"{name} {significant(run['step_seconds'] * 1e3)}" for name, run in runs.items()]
+    title = f"A small GPT with PyTorch's norms and with ours, ms a step: {', '.join(steps[:2])}"
+    headline(figure, title)
     model = f"{size['layers']} layers of width {size['width']}"
     footnote(
         figure, gpu.upper(),
@@ -1219,6 +1258,9 @@ TUTORIAL_LINES = {
 }
 
 
+SCHEME = "the tutorial's scheme"
+
+
 def tutorial_chart(repository: Repository, gpu: str) -> Chart | None:
     """GB/s over the columns: what the Triton tutorial prints, and what was measured here at its widths."""
     data = f"tutorial_tables_{gpu}"
@@ -1226,13 +1268,14 @@ def tutorial_chart(repository: Repository, gpu: str) -> Chart | None:
         return None
     document = repository.data(data)
     here, own = document["figures"], repository.data("article_triton")["figures"]
-    figure, axes = page(10.4, 4.6, 1, 2, sharey=True)
+    figure, axes = page(PHONE, 8.4, 2, 1, sharey=True)
     told = []
+    widest: dict[tuple[str, str], float] = {}  # GB/s
     for ax, (direction, kernels) in zip(axes, TUTORIAL_LINES.items()):
         lines = [(own, "", "the tutorial's kernel, its GPU", "#9aa3ad", "-", "")]
         lines += [(own, "_torch", "PyTorch, the tutorial's GPU", "#9aa3ad", ":", "")]
         lines += [(here, "_torch", "PyTorch", "#444444", ":", "x")]
-        lines += [(here, "_triton", "the tutorial's scheme", INK, "-", "")]
+        lines += [(here, "_triton", SCHEME, INK, "-", "")]
         for (key, name), (color, marker, dash, _) in zip(kernels, STYLES):
             lines.append((here, f"_{key}", name, color, dash, marker))
         for figures, end, name, color, dash, marker in lines:
@@ -1242,17 +1285,21 @@ def tutorial_chart(repository: Repository, gpu: str) -> Chart | None:
                 cols, rates, color=color, linestyle=dash, marker=marker, markersize=4, markevery=3, linewidth=1.5,
                 label=name,
             )
+            widest[direction, name] = rates[-1]
             told.append(f"{direction}, {name}: {rates[0]:.0f} GB/s at {cols[0]} columns, {rates[-1]:.0f} at {cols[-1]}")
         ax.set_title(f"{direction}", fontsize=10)
         ax.set_xlabel("columns")
-        ax.set_xticks(range(2048, 16385, 2048))
+        ax.set_xticks(range(2048, 16385, 2048), [f"{cols // 1024}K" for cols in range(2048, 16385, 2048)])
         ax.grid(color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
-        ax.legend(fontsize=7.5, loc="upper left")
-    axes[0].set_ylim(0, 5400)
-    axes[0].set_ylabel("GB/s")
-    title = "The widths of the Triton tutorial: 4096 rows, fp16"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        ax.set_ylabel("GB/s")
+        ax.legend(loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.8)
+    axes[0].set_ylim(0, 5800)
+    finals = [(direction, kernels[-1][1]) for direction, kernels in TUTORIAL_LINES.items()]
+    reached = [f"{name} {widest[direction, name]:.0f}, its scheme {widest[direction, SCHEME]:.0f}"
+               for direction, name in finals]
+    title = f"The Triton tutorial's widths, 4096 rows in fp16. GB/s at the widest: {'; '.join(reached)}"
+    headline(figure, title)
     source = document["source"]
     footnote(
         figure, f"{gpu.upper()}, but for the grey lines", "cold L2 cache, median",
@@ -1276,7 +1323,7 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
         return None
     lines = repository.data("kernel_lines")["lines"]
     stages = measured_stages(repository, gpu)
-    figure, axes = page(10.4, 4.6, 1, len(PANELS), sharey=True, width_ratios=(1.5, 1, 1))
+    figure, axes = page(PHONE, 9.4, len(PANELS), 1, sharey=True, height_ratios=(1.4, 1, 1))
     told, drawn = [], []
     for ax, (name, operation, dtype, shape, numbers) in zip(axes, PANELS):
         points = [
@@ -1286,6 +1333,7 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
         ]
         points.sort(key=lambda point: (point[0], point[1].share_of_copy))
         most = {t.stage: count for count, t in points}  # lines of the stage's final kernel, where it has one
+        sides: dict[str, list[tuple[int, Timing]]] = {"above": [], "right": [], "left": []}
         for count, t in points:
             is_end, is_final = t.variant in LESSONS_END, t.stage[:2] >= "05" and count == most[t.stage]
             color = STYLES[int(t.stage[:2]) % len(STYLES)][0]
@@ -1301,23 +1349,29 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
             )
             if hidden:  # its neighbour's name is in this place
                 continue
-            left = any(
+            # On the side where it has room.
+            to_left = any(
                 count < lines_ < (6 if abs(other.share_of_copy - t.share_of_copy) < 0.03 else 1.7) * count
                 and abs(other.share_of_copy - t.share_of_copy) < 0.06 for lines_, other in points
             )
-            place, align = ((0, 9), "center") if is_final else ((-8, 0), "right") if left else ((8, 0), "left")
-            ax.annotate(
-                f"{t.stage[:2]} {name_of(t)}", (count, t.share_of_copy), xytext=place, textcoords="offset points",
-                ha=align, va="center", fontsize=8,
-            )
+            sides["above" if is_final else "right" if to_left else "left"].append((count, t))
+        for align, named in sides.items():
+            named.sort(key=lambda point: -point[1].share_of_copy)
+            heights = spread([max(t.share_of_copy, 0.06) for _, t in named], 0.055 if ax is axes[0] else 0.075)
+            for (count, t), height in zip(named, heights):
+                offset = {"above": (0, 9), "right": (-7, 0), "left": (7, 0)}[align]
+                ax.annotate(
+                    f"{t.stage[:2]} {name_of(t)}", (count, height), xytext=offset, textcoords="offset points",
+                    ha="center" if align == "above" else align, va="center", fontsize=8,
+                )
         ax.axhline(1.0, color=INK, linewidth=1.2)
         ax.set_xscale("log")
-        ax.set_xlim(7, 7000)
+        ax.set_xlim(3, 8000)
         ax.xaxis.set_major_locator(FixedLocator([10, 30, 100, 300, 1000, 3000]))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        ax.set_title(f"{name}\n{shape.replace('x', ' x ')}, {dtype}", fontsize=9.5)
-        ax.set_xlabel("lines of kernel code, logarithmic")
+        ax.set_title(f"{name}: {shape.replace('x', ' x ')}, {dtype}", fontsize=10)
+        ax.set_ylabel("share of a copy's speed")
         ax.grid(color="#e4e8ec", linewidth=0.8)
         ax.set_axisbelow(True)
     if not drawn:
@@ -1325,9 +1379,11 @@ def lines_chart(repository: Repository, gpu: str) -> Chart | None:
         return None
     axes[0].set_ylim(0, 1.12)
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes[0].set_ylabel("share of a copy's speed")
-    title = "What the last percent costs"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    axes[-1].set_xlabel("lines of kernel code, logarithmic")
+    costs = {t.variant: f"{t.label} {lines[f'{t.stage}/{t.variant}']} lines, {percent(t.share_of_copy)}" for t in drawn}
+    ends = [costs[name] for name in ("held", "layer_norm") if name in costs]
+    title = "What the last percent costs" + "".join(f"{', ' if i else ': '}{end}" for i, end in enumerate(ends))
+    headline(figure, title)
     footnote(
         figure, gpu.upper(), "cold L2 cache, median", "star: the kernel that a lesson ends with; square: the final one",
         "lines: the variant's function, its kernels and all that they call, without comments",
@@ -1357,7 +1413,7 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
     first, second = large(gpu), large(SECOND_GPU)
     both = [(t, second[name]) for name, t in first.items() if name in second]
     slower = statistics.median(b.copy_seconds / a.copy_seconds for a, b in both)
-    figure, (ax,) = page(8.4, 5.2)
+    figure, (ax,) = page(PHONE, 5.4)
     handles: dict[str, object] = {}
     order = list(dict.fromkeys(a.stage for a, _ in both))
     for a, b in both:
@@ -1372,20 +1428,22 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
             near.append(points.pop(0))
         close = points and points[0][0] - near[-1][0] < 0.1 and abs(points[0][1] - near[-1][1]) < 0.05
         left = near[0][0] > 0.85 or close
-        x, low = near[0 if left else -1][0], min(y for _, y, _ in near)
+        names = "\n".join(name for _, _, name in sorted(near, key=lambda point: -point[1]))
+        low = min(y for _, y, _ in near)
+        if len(near) > 3:  # below, where there is room for so many
+            ax.annotate(names, (near[0][0], low), xytext=(-4, -8), textcoords="offset points", va="top", fontsize=8.5)
+            continue
         ax.annotate(
-            "\n".join(name for _, _, name in sorted(near, key=lambda point: -point[1])), (x, low),
-            xytext=(-8 if left else 8, -4), textcoords="offset points", ha="right" if left else "left", va="bottom",
-            fontsize=8.5,
+            names, (near[0 if left else -1][0], low), xytext=(-8 if left else 8, -4), textcoords="offset points",
+            ha="right" if left else "left", va="bottom", fontsize=8.5,
         )
     ax.plot([0, 1 / slower, 1.02], [1, 1, 1.02 * slower], color=INK, linewidth=1.2)
-    ax.annotate("limited by something else: 1", (0.3, 1), xytext=(0, -13), textcoords="offset points", fontsize=8.5)
+    ax.annotate("not memory: 1", (0.01, 1), xytext=(0, -13), textcoords="offset points", fontsize=8.5)
     ax.annotate(
-        f"limited by memory: {slower:.2f}", (0.9, 0.9 * slower), xytext=(10, -10), textcoords="offset points",
-        fontsize=8.5,
+        f"memory: {slower:.2f}", (0.9, 0.9 * slower), xytext=(10, -10), textcoords="offset points", fontsize=8.5,
     )
     ax.set_xlim(0, 1.15)
-    ax.set_ylim(0.9, 1.8)
+    ax.set_ylim(0.65, 1.8)
     ax.xaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     ax.set_xlabel(f"share of a copy's speed on {gpu.upper()}")
@@ -1393,9 +1451,9 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
     ax.grid(color="#e4e8ec", linewidth=0.8)
     ax.set_axisbelow(True)
     title = "Less memory bandwidth slows down only what memory limits"
-    legend_under_title(figure, title, handles, len(order))
+    legend_under_title(figure, title, handles, 2)
     what = f"{operation}, {shape.replace('x', ' x ')}, {dtype}, cold L2 cache, median"
-    line = "line: no kernel beats the copy of its GPU, and none gets faster"
+    line = "line: what limits the kernel, if none beats the copy of its GPU and none gets faster"
     shown = [t for pair in both for t in pair]
     footnote(figure, f"{gpu.upper()} and {SECOND_GPU.upper()}", what, line, stale_note(shown))
     told = "; ".join(
@@ -1473,7 +1531,7 @@ def waits_chart(repository: Repository, gpu: str) -> Chart | None:
     handles = dict(zip([words for _, words, *_ in WAITS], ax.get_legend_handles_labels()[0]))
     seen = {words: handles[words] for i, (_, words, *_) in enumerate(WAITS)
             if max(waits[i] / sum(waits) for waits in shares) > 0.005}
-    legend_under_title(figure, wrapped_title(title), seen, 2)
+    legend_under_title(figure, title, seen, 2)
     footnote(figure, gpu.upper(), f"{SHAPE_WORDS}, {DTYPE}", "Nsight Compute",
              "at the right: cycles for each instruction", STALE_NOTE if any(x.stale for x in launches) else "")
     return Chart(Path(f"docs/charts/waits_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
@@ -1561,7 +1619,7 @@ def bytes_chart(repository: Repository, gpu: str) -> Chart | None:
     (few, slow), (many, fast) = min(map(place, small)), max(map(place, small), key=lambda point: point[1])
     title = f"More bytes under way, more bandwidth: {significant(slow)} GB/s with {significant(few)} kB, " \
             f"{significant(fast)} GB/s with {significant(many)} kB"
-    figure.suptitle(wrapped_title(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    headline(figure, title)
     footnote(figure, gpu.upper(), f"{OPERATION}, {DTYPE}", f"full: {SHAPE_WORDS}; hollow: 512 MiB", "Nsight Compute",
              "kB: a request for each warp that waits, at least",
              STALE_NOTE if any(x.stale for x in (*small, *large)) else "")
@@ -1644,7 +1702,7 @@ def size_chart(repository: Repository, gpu: str) -> Chart | None:
     begin = statistics.median(copies["cold"][first])
     flat = max(size for size, found in copies["cold"].items() if statistics.median(found) < 1.5 * begin)
     title = f"Up to {float(significant(flat / 2**20, 2)):g} MiB a launch is most of the time, then bytes are"
-    legend_under_title(figure, wrapped_title(title), handles, 1)
+    legend_under_title(figure, title, handles, 1)
     footnote(figure, gpu.upper(), "all types and shapes of the comparison with as many bytes", "medians")
     return Chart(Path(f"docs/charts/size_{gpu}.svg"), title, f"On {gpu.upper()}. {'; '.join(told)}.", figure)
 
@@ -1701,7 +1759,7 @@ def offset_chart(repository: Repository) -> Chart | None:
               for first, (way, words) in ((True, OFFSET_WAYS[0]), (False, OFFSET_WAYS[2])) if outside[way]]
     title = f"Off by more than 10⁻⁵: {', '.join(starts) or 'none of the ways'}"
     handles, labels = ax.get_legend_handles_labels()
-    legend_under_title(figure, wrapped_title(title), dict(zip(labels, handles)), 2)
+    legend_under_title(figure, title, dict(zip(labels, handles)), 2)
     footnote(figure, "rows of 1024 values in fp32", "computed on the CPU in the order of the stages' kernels")
     return Chart(Path("docs/charts/offset_error.svg"), title, f"{'; '.join(told)}.", figure)
 
@@ -1747,7 +1805,7 @@ def compare_chart(repository: Repository, first: Path, second: Path, output: Pat
     ax.grid(axis="x", color="#e4e8ec", linewidth=0.8)
     ax.set_axisbelow(True)
     title = f"{both[0].stage}: {names[0]} against {names[1]}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    headline(figure, title)
     figure.legend(loc="outside lower right")
     pairs = [(t.name, t.seconds, seconds[1][t.name].seconds) for t in both]
     words = "; ".join(f"{name} {significant(a * 1e6)} and {significant(b * 1e6)}" for name, a, b in pairs)

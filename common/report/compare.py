@@ -3,10 +3,11 @@
 
     ./worklog compare                  three minutes: a few widths of each operation
     ./worklog compare --full           64 to 262144 columns, 1 to 1 M rows, odd widths, three types
-    ./worklog compare --minutes 9      stops then; the same call goes on where it stopped
+    ./worklog compare --minutes 9      stops then, with cells of all operations and types; the same call goes on
     CUDA_VISIBLE_DEVICES=1 ./worklog compare --full    at the same time as others, on a GPU of its own: they share cells
     ./worklog compare --full --operation batchnorm_train --shape 1024x64    these cells again; the file keeps the others
-    ./worklog compare --list           the cells, and how they are timed
+    ./worklog compare --list           the cells in their order, and how they are timed
+    ./worklog compare --full --ahead 2/8    compiles for the second eighth of the cells, and times nothing
 
 A cell is an operation, a type and a shape. In each cell all contenders work on the same tensors. Their outputs are
 compared with float64 first; one that is off is named, and its times do not count. Then they are timed in turns, and who
@@ -24,7 +25,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -35,12 +38,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import source_hash
-from cells import COPY, EVERYONE, OURS, STAGE, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of, grid
+from cells import COPY, EVERYONE, MODES, OURS, STAGE, STAGE_OF, TENSORS, Cell, case_of_cell, cell_of, grid
 from grid import ELEMENT_BYTES
 from machine_code import kernels_in
 from programs import shown, write_json
@@ -57,6 +61,8 @@ NO_NATIVE = (
 )
 NO_ROOM = "does not fit the device"
 GPU_LOST = 3  # exit code
+WRITE_EVERY = 20  # seconds, while cells are measured
+SHOW_FIRST_CALLS = ("rmsnorm_forward", "layernorm_backward", "batchnorm_train")  # also where others are compiled ahead
 
 
 # --- Taking turns -----------------------------------------------------------------------------------------------------
@@ -105,6 +111,7 @@ class Gpu:
         # PyTorch runs a backward pass on the stream of its forward pass, and the default stream cannot be captured.
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
+        self.l2_bytes = properties.L2_cache_size
         self.waste = torch.empty(max(256 * 2**20, 4 * properties.L2_cache_size), dtype=torch.uint8, device="cuda")
 
     def usable(self) -> bool:
@@ -210,8 +217,9 @@ def running_statistics(problem: Any) -> list[Any]:
         return []
     left = (1 - MOMENTUM) ** FIRST_CALLS
     x = problem.x.double()
+    pixels = [dim for dim in range(x.dim()) if dim != 1]
     return [left * old.double() + (1 - left) * new
-            for old, new in ((problem.running_mean, x.mean(dim=0)), (problem.running_var, x.var(dim=0)))]
+            for old, new in ((problem.running_mean, x.mean(dim=pixels)), (problem.running_var, x.var(dim=pixels)))]
 
 
 def slack_of_sum(problem: Any) -> Any:
@@ -251,15 +259,17 @@ def largest_excess(
 
 
 # --- Running ----------------------------------------------------------------------------------------------------------
-def measure(cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu) -> dict[str, Any]:
-    """The cell's checks, timings and absences. What ends the cell early is an absence of everyone, beside what was
-    measured till then."""
+def measure(
+    cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu, sets: int = 1, modes: Sequence[str] = MODES
+) -> dict[str, Any]:
+    """The cell's checks, timings, first calls and absences. What ends the cell early is an absence of everyone, beside
+    what was measured till then. With more than one set of tensors, a contender's cold calls take them in turn."""
     import torch
 
-    document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": []}
+    document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": [], "first_calls": []}
     try:
-        calls, steps = right_calls(cell, names, gpu, document)
-        time_calls(cell, calls, steps, rounds, gpu, document)
+        right = right_calls(cell, names, gpu, document, sets)
+        time_calls(cell, right, rounds, gpu, document, sets, [mode for mode in cell.modes if mode in modes])
     except torch.cuda.OutOfMemoryError:
         document["absent"].append({"variant": EVERYONE, "cell": cell.name, "reason": NO_ROOM})
         torch.cuda.empty_cache()
@@ -278,33 +288,51 @@ def why(error: Exception) -> str:
 Calls = dict[str, Callable[[], Any]]
 
 
-def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any]) -> tuple[Calls, Calls]:
-    """What is timed, and the whole steps, of the contenders whose results are right. The others are named in
-    `document`."""
-    import torch
-    from contenders import Unavailable, make_problem, prepare
+@dataclass(frozen=True)
+class Right:
+    """By contender, of those whose results are right: what is timed, on one set of tensors and on all sets in turn; and
+    a whole step."""
 
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
-    problem = make_problem(cell.operation, dtype, cell.rows, cell.cols, gpu.device)
+    calls: Calls = field(default_factory=dict)
+    in_turn: Calls = field(default_factory=dict)
+    steps: Calls = field(default_factory=dict)
+
+    def of(self, mode: str) -> Calls:
+        """A warm cache, and one that a graph's calls leave, hold the tensors of the call: those modes have one set."""
+        return {"cold": self.in_turn, "python": self.steps}.get(mode, self.calls)
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """A call that is the next of these each time."""
+    if len(calls) == 1:
+        return calls[0]
+    order = itertools.cycle(calls)
+    return lambda: next(order)()
+
+
+def sets_to_rotate(cell: Cell, l2_bytes: int) -> int:
+    """Sets of tensors such that four times the L2 cache is read and written before a set has its turn again."""
+    return max(2, min(32, 2 + 4 * l2_bytes // cell.bytes))
+
+
+def right_calls(
+    cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any], sets: int = 1
+) -> Right:
+    """What of the contenders is timed. Those whose results are wrong are named in `document`, and what the first call
+    of each took."""
+    from contenders import prepare
+
+    problems = [problem_of(cell, gpu.device, number) for number in range(sets)]
+    problem = problems[0]
     gpu.ahead = gpu.AHEAD_OF_BACKWARD if problem.gradients else gpu.AHEAD
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
-    calls: Calls = {}
-    steps: Calls = {}
+    right = Right()
     for name in names:
-        try:
-            own = problem.with_own_statistics()
-            call, step = prepare(name, own)
-            for _ in range(FIRST_CALLS):
-                outputs = call()
-            gpu.synchronize()
-        except Unavailable as error:
-            document["absent"].append({"variant": name, "cell": cell.name, "reason": str(error)})
+        own = problem.with_own_statistics()
+        made = first_calls(cell, name, own, gpu, document)
+        if made is None:
             continue
-        except Exception as error:  # noqa: BLE001: whatever another library raises, the others are still timed
-            if name == OURS:
-                raise
-            document["absent"].append({"variant": name, "cell": cell.name, "reason": why(error)})
-            continue
+        call, step, outputs = made
         outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         excess = largest_excess(outputs, wanted, cell.dtype, bool(problem.gradients), slack)
         if statistics_wanted:
@@ -313,22 +341,64 @@ def right_calls(cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, 
         largest = excess if math.isfinite(excess) else None
         document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": largest})
         if verdict == "passed":
-            calls[name], steps[name] = call, step
-    return calls, steps
+            others = [prepare(name, other.with_own_statistics())[0] for other in problems[1:]]
+            right.calls[name], right.in_turn[name], right.steps[name] = call, in_turn([call, *others]), step
+    return right
 
 
-def time_calls(cell: Cell, calls: Calls, steps: Calls, rounds: int, gpu: Gpu, document: dict[str, Any]) -> None:
-    """In each of the cell's ways of timing, beside a copy of the same bytes."""
+def problem_of(cell: Cell, device: str, number: int = 0) -> Any:
+    """The cell's tensors; those of another `number` hold other values."""
+    import torch
+    from contenders import make_problem
+
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[cell.dtype]
+    return make_problem(cell.operation, dtype, cell.rows, cell.cols, device, cell.pixels, cell.first, number)
+
+
+def first_calls(
+    cell: Cell, name: str, problem: Any, gpu: Gpu, document: dict[str, Any]
+) -> tuple[Callable[[], Any], Callable[[], Any], Any] | None:
+    """What is timed, the whole step, and the outputs of the last of the first calls; None where there are none, with
+    the reason in `document`."""
+    from contenders import Unavailable, prepare
+
+    try:
+        gpu.synchronize()
+        begun = time.perf_counter()
+        call, step = prepare(name, problem)
+        outputs = call()
+        gpu.synchronize()
+        seconds = time.perf_counter() - begun
+        for _ in range(FIRST_CALLS - 1):
+            outputs = call()
+        gpu.synchronize()
+    except Unavailable as error:
+        document["absent"].append({"variant": name, "cell": cell.name, "reason": str(error)})
+        return None
+    except Exception as error:  # noqa: BLE001: whatever another library raises, the others are still timed
+        if name == OURS:
+            raise
+        document["absent"].append({"variant": name, "cell": cell.name, "reason": why(error)})
+        return None
+    document["first_calls"].append({"variant": name, "cell": cell.name, "seconds": seconds})
+    return call, step, outputs
+
+
+def time_calls(
+    cell: Cell, right: Right, rounds: int, gpu: Gpu, document: dict[str, Any], sets: int, modes: Sequence[str]
+) -> None:
+    """In each of these ways of timing, beside a copy of the same bytes."""
     import torch
 
-    source = torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device)
-    target = torch.empty_like(source)
-    calls[COPY] = steps[COPY] = lambda: target.copy_(source)
-    for mode in cell.modes:
-        timed = steps if mode == "python" else calls
+    source = [torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device) for _ in range(sets)]
+    target = [torch.empty_like(part) for part in source]
+    copies = [functools.partial(to.copy_, part) for to, part in zip(target, source)]
+    right.calls[COPY], right.in_turn[COPY], right.steps[COPY] = copies[0], in_turn(copies), copies[0]
+    for mode in modes:
+        timed = right.of(mode)
         if mode == "graph":
             timed = {}
-            for name, call in calls.items():
+            for name, call in right.calls.items():
                 try:
                     timed[name] = gpu.captured(call)
                 except Exception as error:  # noqa: BLE001
@@ -361,6 +431,15 @@ def clocks() -> str:
     return command_output("nvidia-smi", "-i", first, query, "--format=csv,noheader")
 
 
+# Words of a GPU's name that say nothing of its model, as common/harness/device.cpp has them.
+NO_MODEL = re.compile(r"nvidia|geforce|quadro|tesla|laptop|gpu|pcie|nvl|with|max|q|design|.*gb|hbm.*|sxm.*")
+
+
+def short_name_of(gpu: str) -> str:
+    """h100 of NVIDIA H100 80GB HBM3."""
+    return "".join(word for word in re.findall(r"[a-z0-9]+", gpu.lower()) if not NO_MODEL.fullmatch(word))
+
+
 def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
     import importlib.metadata
 
@@ -368,15 +447,20 @@ def context_of(names: Sequence[str], library: Path) -> dict[str, Any]:
 
     gpu = torch.cuda.get_device_name()
     versions = {}
-    for package in ("torch", "triton", "liger-kernel", "flash-attn", "quack-kernels", "transformer-engine", "apex"):
+    for package in (
+        "torch", "triton", "liger-kernel", "flash-attn", "quack-kernels", "nvidia-cudnn-frontend", "flashinfer-python",
+        "nvidia-cutlass-dsl", "transformer-engine", "apex",
+    ):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if torch.backends.cudnn.is_available():
+        versions["cudnn"] = str(torch.backends.cudnn.version())
     drivers = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     return {
         "gpu": gpu,
-        "gpu_short": gpu.lower().removeprefix("nvidia ").removeprefix("geforce ").replace(" ", ""),
+        "gpu_short": short_name_of(gpu),
         "driver": drivers[0] if drivers else "unknown",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": command_output("git", "rev-parse", "HEAD") or os.environ.get("WORKLOG_COMMIT", "unknown"),
@@ -404,11 +488,11 @@ def fingerprint(context: dict[str, Any], native: Path | None) -> str:
 
 def joined(context: dict[str, Any], parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The cells' documents as one."""
-    document: dict[str, Any] = {"context": context, "benchmarks": [], "checks": [], "absent": []}
+    document: dict[str, Any] = {"context": context, "benchmarks": [], "checks": [], "absent": [], "first_calls": []}
     absent: dict[tuple[str, str], list[str]] = {}
     for part in parts:
-        for key in ("benchmarks", "checks"):
-            document[key] += part[key]
+        for key in ("benchmarks", "checks", "first_calls"):
+            document[key] += part.get(key, [])
         for entry in part["absent"]:
             absent.setdefault((entry["variant"], entry["reason"]), []).append(entry["cell"])
     document["absent"] = [
@@ -425,6 +509,7 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
         return {
             "benchmarks": [cell_of(entry["name"])[1].name for entry in some["benchmarks"]],
             "checks": [entry["cell"] for entry in some["checks"]],
+            "first_calls": [entry["cell"] for entry in some.get("first_calls", [])],
         }
 
     def cell_in(name: str) -> str:  # of what is absent: of a cell, or of a cell's graph
@@ -434,7 +519,8 @@ def added_to(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
     measured |= {cell_in(name) for entry in document["absent"] for name in entry["cells"]}
     joint = dict(document)
     for key, names in cells_of(before).items():
-        joint[key] = document[key] + [entry for entry, name in zip(before[key], names) if name not in measured]
+        left = [entry for entry, name in zip(before.get(key, []), names) if name not in measured]
+        joint[key] = document.get(key, []) + left
     absent = {(entry["variant"], entry["reason"]): list(entry["cells"]) for entry in document["absent"]}
     for entry in before["absent"]:
         left = [name for name in entry["cells"] if cell_in(name) not in measured]
@@ -492,8 +578,11 @@ def claimed(path: Path) -> Iterator[bool]:
             yield True
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
-              usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic) -> bool:
+def run_cells(
+    cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[str, Any]], minutes: float | None,
+    usable: Callable[[], bool] = lambda: True, now: Callable[[], float] = time.monotonic,
+    after_each: Callable[[], None] = lambda: None,
+) -> bool:
     """Measures the cells that `folder` does not have yet. True where some are not there at the end: time ran out,
     another process is at them, or the GPU could not be used after a cell."""
     begun, late = now(), False
@@ -507,7 +596,44 @@ def run_cells(cells: Sequence[Cell], folder: Path, work: Callable[[Cell], dict[s
                 print(f"[{number}/{len(cells)}] {cell.name} · {int(now() - begun)} s gone", flush=True)
                 write_json(path, work(cell))
                 late = not usable()
+                after_each()
     return not all(kept_in(folder, cell).is_file() for cell in cells)
+
+
+def compile_ahead(
+    cells: Sequence[Cell], folder: Path, names_of: Callable[[Cell], Sequence[str]], gpu: Gpu, minutes: float | None
+) -> None:
+    """The first calls of cells that are not measured yet, of the contenders that keep on disk what they compile. What
+    their first calls take is not what a first call takes then, and so the cells are marked."""
+    from contenders import KEPT_ON_DISK
+
+    begun = time.monotonic()
+    for cell in cells:
+        if minutes is not None and time.monotonic() - begun > minutes * 60:
+            return
+        if kept_in(folder, cell).is_file():
+            continue
+        try:
+            problem = problem_of(cell, gpu.device)
+        except RuntimeError:  # no room beside the other shares
+            continue
+        for name in names_of(cell):
+            if name in KEPT_ON_DISK:
+                first_calls(cell, name, problem.with_own_statistics(), gpu, joined({}, []))
+        folder.mkdir(parents=True, exist_ok=True)
+        compiled_ahead(folder, cell).touch()
+
+
+def compiled_ahead(folder: Path, cell: Cell) -> Path:
+    return kept_in(folder, cell).with_suffix(".ahead")
+
+
+def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
+    """`share` is 2/8 for the second eighth. The first cells of some operations are in none: their first calls are to
+    show what they take."""
+    number, shares = map(int, share.split("/"))
+    first = {cell.operation: cell for cell in reversed(cells) if cell.operation in SHOW_FIRST_CALLS}
+    return [cell for cell in cells if cell != first.get(cell.operation)][number - 1::shares]
 
 
 def kept(cells: Iterable[Cell], folder: Path) -> list[dict[str, Any]]:
@@ -570,19 +696,24 @@ def tell_missing(has_native: bool, strict: bool) -> None:
         print(line)
 
 
-def compare(options: argparse.Namespace) -> int:
-    whole = grid(options.full)
-    cells = [
-        cell for cell in whole
+def chosen(cells: Sequence[Cell], options: argparse.Namespace) -> list[Cell]:
+    found = [
+        cell for cell in cells
         if (not options.operation or cell.operation in options.operation)
         and (not options.dtype or cell.dtype in options.dtype)
-        and (not options.shape or f"{cell.rows}x{cell.cols}" in options.shape)
+        and (not options.shape or cell.shape in options.shape)
     ]
-    if not cells:
+    if not found:
         raise ReportError(
             "no cell of the grid is of the operations, types and shapes that were asked for "
             "(--list shows what there is)"
         )
+    return found
+
+
+def compare(options: argparse.Namespace) -> int:
+    whole = grid(options.full)
+    cells = chosen(whole, options)
     kind = "full" if options.full else "quick"
     if options.list:
         for cell in cells:
@@ -591,9 +722,15 @@ def compare(options: argparse.Namespace) -> int:
     library, native = ready(options.strict)
     import contenders
 
-    autotune = options.autotune or (options.full and not options.no_autotune)
-    names = [name for name in contenders.NAMES if autotune or "max-autotune" not in name]
-    context = context_of(names, library) | {"calls": "C++" if native else "Python", "grid": kind}
+    names = [name for name in contenders.NAMES if options.tuned_cells or name not in contenders.TUNED]
+    tuned = set(whole[:options.tuned_cells])
+
+    def names_of(cell: Cell) -> list[str]:
+        return [name for name in names if cell in tuned or name not in contenders.TUNED]
+
+    context = context_of(names, library) | {
+        "calls": "C++" if native else "Python", "grid": kind, "tensors": "one set" if options.one_set else "rotated",
+    }
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
     if kind == "quick" and not options.output and before and before["context"].get("grid") == "full":
@@ -601,18 +738,44 @@ def compare(options: argparse.Namespace) -> int:
             f"{shown(output)} holds a full run, which a quick one would replace: keep the quick run elsewhere with "
             "--output my/compare.json"
         )
-    folder = options.work / f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
+    kept_apart = f"{context['gpu_short']}-{kind}-{fingerprint(context, native)}"
+    folder = options.work / (kept_apart + "-one-set" * options.one_set)
     gpu = Gpu()
+    if options.ahead:
+        compile_ahead(share_of(cells, options.ahead), folder, names_of, gpu, options.minutes)
+        return 0
     rounds = 40 if options.full else 15
-    left_out = run_cells(cells, folder, lambda cell: measure(cell, names, rounds, gpu), options.minutes, gpu.usable)
-    parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
-    document = joined(context | {"clocks_after": clocks()}, parts)
+
+    def work(cell: Cell) -> dict[str, Any]:
+        sets = 1 if options.one_set else sets_to_rotate(cell, gpu.l2_bytes)
+        part = measure(cell, names_of(cell), rounds, gpu, sets)
+        left_out = contenders.KEPT_ON_DISK if compiled_ahead(folder, cell).is_file() else ()
+        part["first_calls"] = [entry for entry in part["first_calls"] if entry["variant"] not in left_out]
+        return part
+
+    written = time.monotonic()
+
+    def write_now_and_then() -> None:
+        """A call that is killed leaves what it has measured till then."""
+        nonlocal written
+        if time.monotonic() - written > WRITE_EVERY:
+            write_json(output, joint({}))
+            written = time.monotonic()
+
+    def joint(launches: dict[str, Any]) -> dict[str, Any]:
+        parts = kept(whole, folder)  # those of earlier calls as well, whatever this one was narrowed to
+        document = joined(context | {"clocks_after": clocks()}, parts) | launches
+        if before and before["context"].get("grid") == kind:
+            document = added_to(before, document)
+        left = sum(len(run["cells"]) for run in document.get("earlier", []))
+        document["context"] |= {"cells": len(parts) + left, "cells_of_grid": len(whole)}
+        return document
+
+    left_out = run_cells(cells, folder, work, options.minutes, gpu.usable, after_each=write_now_and_then)
+    write_json(output, joint({}))
     measured = [cell for cell in whole if kept_in(folder, cell).is_file()]
-    document |= launches_in(library, measured, context["gpu_short"])
-    if before and before["context"].get("grid") == kind:
-        document = added_to(before, document)
+    parts, document = kept(whole, folder), joint(launches_in(library, measured, context["gpu_short"]))
     left = sum(len(run["cells"]) for run in document.get("earlier", []))
-    document["context"] |= {"cells": len(parts) + left, "cells_of_grid": len(whole)}
     write_json(output, document)
     for line in report(verdicts(document)):
         print(line)
@@ -655,14 +818,28 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--shape", action="append", default=[], metavar="RxC",
-        help="only this shape, rows x cols (may be given more than once)",
+        help="only this shape, rows x cols; of images samples x channels x pixels, and -first behind it where their "
+             "channels come first (may be given more than once)",
     )
-    parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune in a quick run as well")
-    parser.add_argument("--no-autotune", action="store_true", help="a full run without it, which takes half the time")
+    parser.add_argument(
+        "--tuned-cells", type=int, metavar="N",
+        help="cells, the first of the grid, in which torch.compile's max-autotune and quack's tuned kernels take part "
+             "(default: 30 of a full run, none of a quick one)",
+    )
+    parser.add_argument(
+        "--one-set", action="store_true",
+        help="one set of tensors for cold calls, where otherwise several are taken in turn, so that nothing of a call "
+             "is in a cache when its tensors are used again",
+    )
+    parser.add_argument(
+        "--ahead", metavar="I/N",
+        help="time nothing, and compile for the I-th of N shares of the cells; three cells are left to show what a "
+             "first call takes",
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="time nothing where the package's C++ part, Liger, flash-attention or quack is missing",
+        help="time nothing where the package's C++ part or one of the libraries that published runs have is missing",
     )
     parser.add_argument("--list", action="store_true", help="print the cells and how they are timed, and stop")
     parser.add_argument("--output", type=Path, help="file to write, instead of docs/compare/<gpu>.json")
@@ -673,6 +850,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder for what was measured (default: build/compare)",
     )
     options = parser.parse_args(arguments)
+    if options.ahead and not re.fullmatch(r"[1-9]\d*/[1-9]\d*", options.ahead):
+        parser.error("--ahead takes I/N, as in 2/8")
+    if options.tuned_cells is None:
+        options.tuned_cells = 30 if options.full else 0
     try:
         return compare(options)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from cells import EVERYONE, MODES, OURS, SMALL_BYTES, TENSORS, cell_of
 from grid import ELEMENT_BYTES
 from place import Place, source_note
 from results import PEER_LABELS, ReportError, ResultFile
-from rivals import Runs, Verdict, grouped, wrong_results
+from rivals import Runs, Verdict, by_contender, first_calls, grouped, wrong_results
 from text import MISSING, Table, caption, dagger, markdown_table, percent, significant
 
 LONG = 20  # lines of a table, from which on it is folded
@@ -21,6 +21,14 @@ NOISY = "from Python, and between events on tensors of up to 16 MiB,"
 TOTALS_NOTE = (
     f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half "
     "of the larger spread, up to 10 %"
+)
+RIVALS_NOTE = (
+    "Each of the others alone, in the cells that both have a right result in, by the GPU's time (cold, warm, graph). "
+    "*Level*: within 2 %, and between events on tensors of up to 16 MiB within half of the larger spread, up to 10 %"
+)
+FIRST_NOTE = (
+    "*First call*: of a new shape, with what it builds or compiles; of a backward pass with the forward pass before "
+    "it. The median over the cells in which it was measured with empty caches"
 )
 SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = (
@@ -31,12 +39,12 @@ LOST_NOTE = (
 
 def against_peers(place: Place) -> Table:
     """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each
-    kind of operation; show=lost: the cells where we lose. operation, dtype and mode choose; limit=15 ends the lost ones
-    after so many."""
+    kind of operation; show=lost: the cells where we lose; show=rivals: a line for each of the others. operation, dtype
+    and mode choose; limit=15 ends the lost ones after so many."""
     path, document = place.repository.comparison_path(place.gpu), place.repository.comparison(place.gpu)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
-    shows = ("summary", "totals", "lost")
+    shows = ("summary", "totals", "lost", "rivals")
     for option, known in {"operation": TENSORS, "dtype": ELEMENT_BYTES, "mode": MODES, "show": shows}.items():
         for word in place.chosen(option):
             if word not in known:
@@ -53,6 +61,10 @@ def against_peers(place: Place) -> Table:
         return with_source(place, path, runs, text, [SUMMARY_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "totals":
         return with_source(place, path, runs, totals_lines(found, runs), [TOTALS_NOTE, *left_out(document)], found)
+    if place.option("show", "summary") == "rivals":
+        text = rivals_lines(document, found, runs)
+        notes = [RIVALS_NOTE, FIRST_NOTE if first_calls(document) else "", *left_out(document)]
+        return with_source(place, path, runs, text, notes, found)
     limit = place.option("limit", str(len(found)))
     if not limit.isdecimal():
         raise ReportError(f"limit is '{limit}'; it must be a number")
@@ -78,7 +90,9 @@ def label(name: str) -> str:
 
 
 def case(v: Verdict) -> str:
-    return f"{v.cell.dtype}, {v.cell.rows} x {v.cell.cols}"
+    size = " x ".join(v.cell.shape.removesuffix("-first").split("x"))
+    layout = "" if v.cell.pixels == 1 else " NCHW" if v.cell.first else " NHWC"
+    return f"{v.cell.dtype}, {size}{layout}"
 
 
 def summary_lines(found: Sequence[Verdict], wrong: set[tuple[str, str]], runs: Runs) -> str:
@@ -125,6 +139,59 @@ def totals_lines(found: Sequence[Verdict], runs: Runs) -> str:
             f"{statistics.median(v.ahead for v in group):.2f}x",
         ])
     return markdown_table(["operations", "a tensor", "timing", "cells", "won", "level", "lost", "median"], lines, 3)
+
+
+def rivals_lines(document: dict[str, Any], found: Sequence[Verdict], runs: Runs) -> str:
+    """A line for each of the others, and one for us, which has the first calls alone."""
+    head = ["the other", "timings", "won", "level", "lost", "median", "slowest"]
+    chosen = {(v.cell, v.mode) for v in found if v.mode != "python"}
+    first = first_calls(document)
+    kinds = KINDS if first else {}
+    head += [f"first call, {kind.rpartition(', ')[2]}, ms" for kind in kinds]
+    lines = []
+    for name, against in [(OURS, []), *sorted(by_contender(document).items(), key=lambda item: label(item[0]).lower())]:
+        group = [v for v in against if (v.cell, v.mode) in chosen]
+        if not group and (name != OURS or not first):
+            continue
+        outcomes, ahead = [v.outcome for v in group], [v.ahead for v in group]
+        cells = [MISSING] * 6
+        if group:
+            cells = [str(len(group)), *[str(outcomes.count(o)) for o in ("won", "level", "lost")]]
+            cells += [f"{x:.2f}x" for x in (statistics.median(ahead), min(ahead))]
+        for operations in kinds.values():
+            seconds = [x for operation in operations for x in first.get(name, {}).get(operation, [])]
+            cells.append(significant(statistics.median(seconds) * 1e3) if seconds else MISSING)
+        lines.append([dagger(label(name), any(runs.is_stale(v.cell) for v in group)), *cells])
+    return markdown_table(head, lines, 1)
+
+
+def rotation(place: Place) -> Table:
+    """Cold times with one set of tensors and with several in turn (common/report/rotation.py)."""
+    name = f"rotation_{place.gpu}"
+    if not place.repository.has_data(name):
+        return Table(f"*Tensors were not rotated on {place.gpu} yet.*", False)
+    data = place.repository.data(name)
+    stale = place.repository.data_is_stale(name)
+    ways: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # case: contender: one set, and several
+    for key, figure in data["figures"].items():
+        contender, operation, dtype, shape, way = key.split("/")
+        case_of = f"`{operation}`", f"{dtype}, {shape.replace('x', ' x ')}"
+        ways.setdefault(case_of, {}).setdefault(contender, {})[way] = figure["value"]
+    names = list(dict.fromkeys(name for by_contender in ways.values() for name in by_contender))
+    lines = []
+    for case_of, found in ways.items():
+        differences = [
+            f"{found[name]['several'] / found[name]['one'] - 1:+.1%}".replace("%", " %") if name in found else MISSING
+            for name in names
+        ]
+        ours = found[OURS]
+        times = f"{significant(ours['one'])} and {significant(ours['several'])}"
+        lines.append([dagger(case_of[0], stale), case_of[1], times, *differences])
+    head = ["operation", "case", "ours, µs: one set and several", *map(label, names)]
+    source = ResultFile(place.repository.root / "docs/data" / f"{name}.json",
+                        {key: str(value) for key, value in data["context"].items()}, (), ())
+    notes = [f"Cold; how much longer with several. {data['context']['title']}", *source_note(place, [source])]
+    return Table(markdown_table(head, lines, 2) + caption(notes, stale), stale)
 
 
 def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:

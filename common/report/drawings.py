@@ -31,6 +31,7 @@ VECTOR = 16  # bytes: the most that a thread reads at once
 
 WIDTH = 760
 LEFT = 24
+NARROW, SIDE = 480, 20  # a drawing that can be read on a phone: no text under 12.5
 
 
 def sectors_of(addresses: list[int], size: int) -> int:
@@ -38,16 +39,21 @@ def sectors_of(addresses: list[int], size: int) -> int:
     return len({sector for a in addresses for sector in range(a // SECTOR, (a + size - 1) // SECTOR + 1)})
 
 
-def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int, rest: str = "") -> None:
+def lines(drawing: Drawing, y: float, text: str, *, bold: bool = False) -> float:
+    """Words over the width of a narrow drawing; returns where the next line would stand."""
+    for line in textwrap.wrap(text, 56 if bold else 62):
+        drawing.text(SIDE, y, line, size=13 if bold else 12.5, bold=bold, color=INK if bold else MUTED)
+        y += 18
+    return y
+
+
+def efficiency_note(drawing: Drawing, y: float, addresses: list[int], size: int, rest: str = "") -> float:
     """The sum below an access drawing: sectors fetched, bytes used of the bytes fetched."""
     sectors = sectors_of(addresses, size)
     used, fetched = len(addresses) * size, sectors * SECTOR
-    drawing.text(
-        LEFT, y,
-        f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used",
-        bold=True,
-    )
-    drawing.text(LEFT, y + 19, rest, color=MUTED)
+    found = f"One request of the warp: {sectors} sectors of {SECTOR} bytes, {used} of {fetched} bytes used"
+    y = lines(drawing, y, found, bold=True)
+    return lines(drawing, y, rest)
 
 
 def named_box(drawing: Drawing, x: float, y: float, width: float, height: float, text: str, color: str = "plain", *,
@@ -59,141 +65,128 @@ def named_box(drawing: Drawing, x: float, y: float, width: float, height: float,
 
 def access_thread_per_row() -> Drawing:
     """01: lane i reads row i, so that neighbours in the warp are a row apart in memory."""
-    cols, cell, height = 1024, 27, 22
+    cols, shown, cell, height = 1024, 11, 24, 24
     drawing = Drawing(
-        WIDTH, 340,
+        NARROW, 0,
         "One thread per row: which lane reads which address",
         "A matrix with one row for each lane of a warp. In one request each lane reads one float in its own row, "
         "4096 bytes from its neighbour's; each touches a sector of its own, 32 sectors in all.",
     )
-    drawing.text(LEFT, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
-    left, top = 130, 74
-    drawing.text(left, top - 12, "col 0", size=11, color=MUTED)
-    drawing.text(left + 8 * cell, top - 12, "col 8", size=11, color=MUTED)
-    drawing.text(left + 16 * cell, top - 12, "col 16", size=11, color=MUTED)
+    drawing.text(SIDE, 30, "One thread per row, 1024 columns of fp32", size=15, bold=True)
+    left, top = 110, 74
+    drawing.text(left, top - 12, "col 0", size=12.5, color=MUTED)
+    drawing.text(left + 8 * cell, top - 12, "col 8", size=12.5, color=MUTED)
     lanes: list[int | None] = [0, 1, 2, 3, None, 31]
     for index, lane in enumerate(lanes):
         y = top + index * (height + 8)
         if lane is None:
-            drawing.text(LEFT + 34, y + 15, "⋮", anchor="middle")
-            drawing.text(left + 4 * cell, y + 15, "⋮", anchor="middle")
+            drawing.text(SIDE + 34, y + 16, "⋮", anchor="middle")
+            drawing.text(left + 4 * cell, y + 16, "⋮", anchor="middle")
             continue
-        drawing.text(LEFT, y + 15, f"lane {lane}", bold=True)
-        drawing.line(LEFT + 56, y + 11, left - 3, y + 11, arrow=True)
-        for col in range(20):
-            if col == 0:
-                drawing.rect(left, y, cell, height, "orange", strong=True)
-            elif col < 8:
-                drawing.rect(left + col * cell, y, cell, height, "blue")
-            else:
-                drawing.rect(left + col * cell, y, cell, height)
-        drawing.text(left + cell / 2, y + 15, "read", size=9.5, anchor="middle")
-        drawing.text(left + 20 * cell + 8, y + 15, f"⋯ row {lane}", size=12, color=MUTED)
+        drawing.text(SIDE, y + 17, f"lane {lane}", bold=True)
+        drawing.line(SIDE + 60, y + 12, left - 3, y + 12, arrow=True)
+        for col in range(shown):
+            color = "orange" if col == 0 else "blue" if col < SECTOR // FLOAT else "plain"
+            drawing.rect(left + col * cell, y, cell, height, color, strong=col == 0)
+        drawing.text(left + shown * cell + 8, y + 17, f"⋯ row {lane}", size=12.5, color=MUTED)
     bottom = top + len(lanes) * (height + 8) - 4
     drawing.bracket(left, left + 8 * cell, bottom)
-    drawing.text(
-        left + 4 * cell, bottom + 20, "one sector: 8 floats fetched, 1 used now", size=12, anchor="middle", color=MUTED
-    )
+    drawing.text(left, bottom + 22, "one sector: 8 floats fetched, 1 read now (orange)", size=12.5, color=MUTED)
     addresses = [lane * cols * FLOAT for lane in range(WARP)]
-    efficiency_note(
-        drawing, bottom + 46, addresses, FLOAT,
+    end = efficiency_note(
+        drawing, bottom + 50, addresses, FLOAT,
         "The next request wants col 1 of the same rows: it helps only if all 32 sectors are still in the cache.",
     )
+    drawing.height = end + 2
     return drawing
 
 
-def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, cells: int, cell: float, left: float) -> None:
+def lane_cells(drawing: Drawing, y: float, floats_per_lane: int, floats: range, cell: float) -> None:
     """A line of memory, a box to a float: the lane that reads it above, the sector below."""
-    height, per_sector = 24, SECTOR // FLOAT
-    for index in range(cells):
+    height, per_sector = 26, SECTOR // FLOAT
+    for place, index in enumerate(floats):
         lane = index // floats_per_lane
-        drawing.rect(left + index * cell, y, cell, height, "orange" if lane % 2 == 0 else "green")
-        drawing.text(left + (index + 0.5) * cell, y + 16, str(index), size=10, anchor="middle", color=MUTED)
-    for lane in range(cells // floats_per_lane):
-        x, width = left + lane * floats_per_lane * cell, floats_per_lane * cell
+        drawing.rect(SIDE + place * cell, y, cell, height, "orange" if lane % 2 == 0 else "green")
+        drawing.text(SIDE + (place + 0.5) * cell, y + 18, str(index), size=12.5, anchor="middle", color=MUTED)
+    for place in range(len(floats) // floats_per_lane):
+        lane = floats[0] // floats_per_lane + place
+        x, width = SIDE + place * floats_per_lane * cell, floats_per_lane * cell
         if floats_per_lane > 1:
             drawing.rect(
                 x, y, width, height, stroke=STROKES["orange" if lane % 2 == 0 else "green"], fill="none", strong=True
             )
         name = f"lane {lane}" if floats_per_lane > 1 else str(lane)
-        drawing.text(x + width / 2, y - 7, name, size=11, anchor="middle", bold=True)
-    for sector in range(cells // per_sector):
-        x = left + sector * per_sector * cell
+        drawing.text(x + width / 2, y - 7, name, size=12.5, anchor="middle", bold=True)
+    for place in range(len(floats) // per_sector):
+        x = SIDE + place * per_sector * cell
         drawing.bracket(x + 2, x + per_sector * cell - 2, y + height + 4)
         drawing.text(
-            x + per_sector * cell / 2, y + height + 24, f"sector {sector}", size=11, anchor="middle", color=MUTED
+            x + per_sector * cell / 2, y + height + 25, f"sector {floats[0] // per_sector + place}", size=12.5,
+            anchor="middle", color=MUTED,
         )
+
+
+CELL = 27.5  # of half a warp's floats, side by side
 
 
 def access_block_per_row() -> Drawing:
     """02: neighbours in the warp read neighbours in the row."""
     drawing = Drawing(
-        WIDTH, 344,
+        NARROW, 0,
         "One block per row: which lane reads which address",
         "A line of 32 floats of one row. Lane i of the warp reads float i: 4 full sectors, every byte used. Below, the "
         "whole row of 1024 floats in four passes of 256 threads.",
     )
-    drawing.text(LEFT, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
-    cell = 22
-    drawing.text(
-        LEFT, 58,
-        "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:",
-        color=MUTED,
-    )
-    lane_cells(drawing, 88, 1, WARP, cell, LEFT)
-    efficiency_note(drawing, 164, [lane * FLOAT for lane in range(WARP)], FLOAT)
+    drawing.text(SIDE, 30, "One block per row: neighbours read neighbours", size=15, bold=True)
+    lines(drawing, 56, "The first request of warp 0. Boxes: floats of the row; above them, the lane that reads each:")
+    lane_cells(drawing, 106, 1, range(WARP // 2), CELL)
+    lane_cells(drawing, 186, 1, range(WARP // 2, WARP), CELL)
+    end = efficiency_note(drawing, 264, [lane * FLOAT for lane in range(WARP)], FLOAT)
 
-    threads, cols, top = 256, 1024, 218
-    drawing.text(
-        LEFT, top - 12,
-        f"The row of {cols} floats, {threads} threads: each takes every {threads}th element",
-        color=MUTED,
-    )
-    quarter = (WARP * cell) / (cols / threads)
-    warps = threads // WARP
-    for part in range(cols // threads):
+    threads, cols = 256, 1024
+    end = lines(drawing, end + 16, f"The row of {cols} floats, {threads} threads: each takes every {threads}th element")
+    warps, passes = threads // WARP, cols // threads
+    for part in range(passes):
+        left, top = SIDE + part % 2 * warps * CELL, end - 4 + part // 2 * 92
         for warp in range(warps):
-            x = LEFT + part * quarter + warp * quarter / warps
-            drawing.rect(x, top, quarter / warps, 28, "orange" if warp % 2 == 0 else "green", round=1)
-            drawing.text(x + quarter / warps / 2, top + 18, f"w{warp}", size=10, anchor="middle")
-        drawing.bracket(LEFT + part * quarter + 2, LEFT + (part + 1) * quarter - 2, top + 32)
-        drawing.text(LEFT + (part + 0.5) * quarter, top + 54, f"pass {part + 1}", size=12, anchor="middle", bold=True)
-        drawing.text(
-            LEFT + (part + 0.5) * quarter, top + 71, f"cols {part * threads} to {(part + 1) * threads - 1}", size=11,
-            anchor="middle", color=MUTED,
-        )
-    drawing.text(
-        LEFT, top + 108, "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side.", color=MUTED
-    )
+            drawing.rect(left + warp * CELL, top, CELL, 28, "orange" if warp % 2 == 0 else "green", round=1)
+            drawing.text(left + (warp + 0.5) * CELL, top + 19, f"w{warp}", size=12.5, anchor="middle")
+        drawing.bracket(left + 2, left + warps * CELL - 2, top + 32)
+        middle = left + warps * CELL / 2
+        drawing.text(middle, top + 54, f"pass {part + 1}", anchor="middle", bold=True)
+        drawing.text(middle, top + 72, f"cols {part * threads} to {(part + 1) * threads - 1}", size=12.5,
+                     anchor="middle", color=MUTED)
+    note = "Each box is a warp of 32 threads and 4 sectors: 128 bytes side by side."
+    end = lines(drawing, end + passes // 2 * 92 + 14, note)
+    drawing.height = end + 2
     return drawing
 
 
 def access_vectorized() -> Drawing:
     """04: each lane reads 16 bytes."""
     drawing = Drawing(
-        WIDTH, 304,
+        NARROW, 0,
         "16-byte loads: which lane reads which address",
         "A line of 32 floats. Each lane reads four floats in one instruction, so eight lanes cover the 4 sectors "
         "that took 32 lanes before, and a warp's request covers 16 sectors.",
     )
-    drawing.text(LEFT, 30, "16 bytes to a lane: four floats, or eight values of a 16-bit type", size=15, bold=True)
-    cell = 22
-    drawing.text(
-        LEFT, 58,
-        "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that follow.",
-        color=MUTED,
-    )
-    lane_cells(drawing, 88, 4, WARP, cell, LEFT)
-    efficiency_note(drawing, 164, [16 * lane for lane in range(WARP)], 16,
-                    "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:")
-    top, left, step = 210, LEFT + 118, 15.5
+    drawing.text(SIDE, 30, "16 bytes to a lane: four floats, or eight", size=15, bold=True)
+    drawing.text(SIDE, 50, "values of a 16-bit type", size=15, bold=True)
+    lines(drawing, 76, "The first request of warp 0. Boxes: floats of the row; lanes 8 to 31 read the 12 sectors that "
+          "follow.")
+    lane_cells(drawing, 126, 4, range(WARP // 2), CELL)
+    lane_cells(drawing, 206, 4, range(WARP // 2, WARP), CELL)
+    note = "The bytes are the same as with 4-byte loads; the requests are not. For a row of 1024 floats:"
+    end = efficiency_note(drawing, 284, [VECTOR * lane for lane in range(WARP)], VECTOR, note)
+    left, step = SIDE + 106, 9.5
     for index, (size, name) in enumerate(((4, "4-byte loads"), (16, "16-byte loads"))):
         requests = 1024 * FLOAT // (WARP * size)
-        y = top + index * 38
-        drawing.text(LEFT, y + 16, name, bold=True)
+        y = end - 4 + index * 36
+        drawing.text(SIDE, y + 16, name, bold=True)
         for request in range(requests):
-            drawing.rect(left + request * step, y, step - 3, 22, "orange" if index == 0 else "green")
-        drawing.text(left + requests * step + 6, y + 16, str(requests), bold=True)
+            drawing.rect(left + request * step, y, step - 2.5, 22, "orange" if index == 0 else "green")
+        drawing.text(left + requests * step + 5, y + 16, str(requests), bold=True)
+    drawing.height = end + 80
     return drawing
 
 
@@ -210,7 +203,7 @@ def interleaved_pairs(count: int, stride: int) -> list[tuple[int, int]]:
 def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[int],
          pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """Slots of shared memory, one line per step; arrows show what is added to what."""
-    cell, gap, height = 34, 58, 22
+    cell, gap, height = 40, 62, 24
     held = [{slot} for slot in range(count)]
     for step in range(len(strides) + 1):
         y = top + step * gap
@@ -221,7 +214,7 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
             color = "orange" if alive and (slot in targets) else "blue" if alive else "plain"
             drawing.rect(left + slot * cell, y, cell, height, color, strong=slot in targets and alive)
             drawing.text(
-                left + (slot + 0.5) * cell, y + 15, f"{len(held[slot])}" if alive else "·", size=11, anchor="middle"
+                left + (slot + 0.5) * cell, y + 17, f"{len(held[slot])}" if alive else "·", size=12.5, anchor="middle"
             )
         for thread, (to, source) in enumerate(pairs):
             drawing.line(
@@ -230,14 +223,15 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
             drawing.line(left + (to + 0.5) * cell, y + height + 1, left + (to + 0.5) * cell, y + gap - 2)
         for thread, (to, _) in enumerate(pairs):
             x = left + (to + 0.5) * cell
-            drawing.rect(x - 8, y + gap / 2 + height / 2 - 8, 16, 13, fill=PANEL, stroke=PANEL)
+            drawing.rect(x - 9, y + gap / 2 + height / 2 - 9, 18, 15, fill=PANEL, stroke=PANEL)
             drawing.text(
-                x, y + gap / 2 + height / 2 + 2, f"t{thread}", size=10, anchor="middle", color=STROKES["orange"],
+                x, y + gap / 2 + height / 2 + 3, f"t{thread}", size=12.5, anchor="middle", color=STROKES["orange"],
                 bold=True,
             )
         if pairs:
             drawing.text(
-                left + count * cell + 8, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=11, color=MUTED
+                left + count * cell + 10, y + gap / 2 + height / 2 + 4, f"stride {strides[step]}", size=12.5,
+                color=MUTED,
             )
         for to, source in pairs:
             held[to] |= held[source]
@@ -246,25 +240,26 @@ def tree(drawing: Drawing, left: float, top: float, count: int, strides: list[in
 def bank_grid(drawing: Drawing, left: float, top: float, threads: int, strides: list[int],
               pairs_of: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """For each step, how many different slots the first warp asks of each bank when it reads its target."""
-    cell, height = 17, 17
+    cell, height = 10, 18
     for bank in (0, 8, 16, 24, 31):
-        drawing.text(left + (bank + 0.5) * cell, top - 5, str(bank), size=10, anchor="middle", color=MUTED)
+        drawing.text(left + (bank + 0.5) * cell, top - 5, str(bank), size=12.5, anchor="middle", color=MUTED)
     for row, stride in enumerate(strides):
         pairs = pairs_of(threads, stride)[:WARP]
         asked = Counter(to % BANKS for to, _ in pairs)
         y = top + row * height
-        drawing.text(left - 8, y + 13, f"stride {stride}", size=11, anchor="end", color=MUTED)
+        drawing.text(left - 6, y + 14, f"stride {stride}", size=12.5, anchor="end", color=MUTED)
         # The asked ones last, so that their edges show.
         for bank in sorted(range(BANKS), key=lambda bank: asked[bank] > 0):
             count = asked[bank]
             color = "plain" if count == 0 else "green" if count == 1 else "red"
             drawing.rect(left + bank * cell, y, cell, height, color, round=0)
             if count:
-                drawing.text(left + (bank + 0.5) * cell, y + 12.5, str(count), size=10, anchor="middle", bold=count > 1)
+                drawing.text(left + (bank + 0.5) * cell, y + 14, str(count), size=12.5, anchor="middle", bold=count > 1)
         worst = max(asked.values())
         text = "at once" if worst == 1 else f"{worst} turns"
         drawing.text(
-            left + BANKS * cell + 8, y + 13, text, size=11, bold=worst > 1, color=STROKES["red"] if worst > 1 else MUTED
+            left + BANKS * cell + 6, y + 14, text, size=12.5, bold=worst > 1,
+            color=STROKES["red"] if worst > 1 else MUTED,
         )
 
 
@@ -273,67 +268,60 @@ def reduction_tree() -> Drawing:
     count, threads = 8, 256
     halving, doubling = [4, 2, 1], [1, 2, 4]
     drawing = Drawing(
-        WIDTH, 706,
+        NARROW, 0,
         "A reduction tree in shared memory, sequential and interleaved",
         "Two trees that add eight partial sums. With sequential addressing the active threads use neighbouring slots; "
         "with interleaved addressing the slots are 2, 4, 8 apart. Below, for 256 threads: how many slots of each of "
         "the 32 banks a warp asks for in each step; the sequential tree never asks a bank for more than one, the "
         "interleaved one for up to eight.",
     )
-    half = WIDTH / 2
-    for left, name, formula, strides, pairs_of in (
-        (LEFT, "Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
-        (half + 12, "Interleaved", "scratch[2*stride*t] += scratch[2*stride*t + stride]", doubling, interleaved_pairs),
+    y = 30.0
+    for name, formula, strides, pairs_of in (
+        ("Sequential", "scratch[t] += scratch[t + stride]", halving, sequential_pairs),
+        ("Interleaved", "scratch[2*stride*t] += scratch[2*stride*t + stride]", doubling, interleaved_pairs),
     ):
-        drawing.text(left, 30, name, size=15, bold=True)
-        drawing.text(left, 49, formula, size=10.5, mono=True, color=MUTED)
-        tree(drawing, left, 66, count, strides, pairs_of)
-    drawing.text(
-        LEFT, 290, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.", size=12,
-        color=MUTED,
-    )
+        drawing.text(SIDE, y, name, size=15, bold=True)
+        drawing.text(SIDE, y + 20, formula, size=12.5, mono=True, color=MUTED)
+        tree(drawing, SIDE, y + 36, count, strides, pairs_of)
+        y += 292
+    y = lines(drawing, y - 12, "A number is how many partial sums a slot holds; t0, t1 ... is the thread that adds.")
 
     halving = [2**k for k in range(7, -1, -1)]
-    top = 346
-    drawing.text(
-        LEFT, top - 28, f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks", bold=True
-    )
-    bank_grid(drawing, 92, top, threads, halving, sequential_pairs)
-    drawing.text(
-        LEFT, top + 156, "Sequential: neighbours lie in different banks, and all are served at once.", size=12,
-        color=MUTED,
-    )
-    bank_grid(drawing, 92, top + 190, threads, halving[::-1], interleaved_pairs)
-    drawing.text(
-        LEFT, top + 346, "Interleaved: a bank serves one slot at a time, so the warp waits for its turns.", size=12,
-        color=MUTED,
-    )
+    asked = f"{threads} threads, warp 0: how many slots it asks of each of the {BANKS} banks"
+    y = lines(drawing, y + 20, asked, bold=True)
+    for strides, pairs_of, words in (
+        (halving, sequential_pairs, "Sequential: neighbours lie in different banks, and all are served at once."),
+        (halving[::-1], interleaved_pairs,
+         "Interleaved: a bank serves one slot at a time, so the warp waits for its turns."),
+    ):
+        bank_grid(drawing, 96, y + 14, threads, strides, pairs_of)
+        y = lines(drawing, y + 14 + 18 * len(strides) + 24, words) + 12
+    drawing.height = y - 8
     return drawing
 
 
 def shuffle_steps() -> Drawing:
     """03: a warp's sum by exchanging registers, then the block's over shared memory."""
     drawing = Drawing(
-        WIDTH, 590,
+        NARROW, 0,
         "Sums by warp shuffles",
         "Top: five steps in which each of the 32 lanes adds the register of the lane whose number differs in one bit: "
         "16, 8, 4, 2, 1. After them every lane holds the sum of all 32. Bottom: a block of eight warps writes one sum "
         "per warp to shared memory, and every warp adds up the eight.",
     )
-    drawing.text(
-        LEFT, 30, "warp_sum: each lane adds the register of the lane whose number differs in one bit", size=15,
-        bold=True,
-    )
-    left, top, step, gap = 92.0, 62.0, 19.5, 62.0
+    drawing.text(SIDE, 30, "warp_sum: each lane adds the register of the", size=15, bold=True)
+    drawing.text(SIDE, 50, "lane whose number differs in one bit", size=15, bold=True)
+    left, top, step, gap = 92.0, 92.0, 11.5, 62.0
     offsets = [16, 8, 4, 2, 1]
-    for lane in range(WARP):
-        drawing.text(left + (lane + 0.5) * step, top - 6, str(lane), size=9.5, anchor="middle", color=MUTED)
+    drawing.text(SIDE, top - 8, "lane", size=12.5, color=MUTED)
+    for lane in (*range(0, WARP, 4), WARP - 1):
+        drawing.text(left + (lane + 0.5) * step, top - 8, str(lane), size=12.5, anchor="middle", color=MUTED)
     for row in range(len(offsets) + 1):
         y = top + row * gap
-        drawing.text(LEFT, y + 12, "lane holds" if row == 0 else "", size=10.5, color=MUTED)
+        drawing.text(SIDE, y + 13, f"sums of {2**row}" if row else "values", size=12.5, color=MUTED)
         if row < len(offsets):
             offset = offsets[row]
-            drawing.text(LEFT, y + 40, f"xor {offset}", size=12, bold=True)
+            drawing.text(SIDE, y + 42, f"xor {offset}", bold=True)
             for lane in range(WARP):
                 # Lane 0's own sum is followed in a strong color, the exchange of the others faintly.
                 reached = {0 ^ sum(bits) for bits in subsets(offsets[row + 1 :])}
@@ -348,35 +336,29 @@ def shuffle_steps() -> Drawing:
         feeds = {0 ^ sum(bits) for bits in subsets(offsets[row:])}
         for lane in range(WARP):
             drawing.rect(left + lane * step + 0.5, y, step - 1, 16, "orange" if lane in feeds else "plain")
-            drawing.text(left + (lane + 0.5) * step, y + 12, str(2**row), size=10, anchor="middle")
-    end = top + len(offsets) * gap + 38
-    drawing.text(
-        LEFT, end,
-        "A number is how many values a register holds the sum of. Orange: what reaches lane 0. All other lanes do",
-        size=12, color=MUTED,
-    )
-    drawing.text(
-        LEFT, end + 17, "the same, so that all 32 end with the same sum, and nobody has to send it around.", size=12,
-        color=MUTED,
-    )
+    end = lines(
+        drawing, top + len(offsets) * gap + 42,
+        "Orange: what reaches lane 0. All other lanes do the same, so that all 32 end with the same sum, and nobody "
+        "has to send it around.")
 
-    top = end + 62
-    warps, width = 8, 76
-    drawing.text(LEFT, top - 18, "block_sum: one hop through shared memory, for a block of 8 warps", size=15, bold=True)
+    top = end + 22
+    drawing.text(SIDE, top, "block_sum: one hop through shared memory,", size=15, bold=True)
+    drawing.text(SIDE, top + 20, "for a block of 8 warps", size=15, bold=True)
+    warps, width, top = 8, 46.0, top + 36
     for warp in range(warps):
         x = left + warp * width
-        drawing.rect(x, top, width - 8, 24, "orange")
-        drawing.text(x + (width - 8) / 2, top + 16, f"warp {warp}", size=11, anchor="middle")
-        drawing.line(x + (width - 8) / 2, top + 25, x + (width - 8) / 2, top + 50, arrow=True)
-        drawing.rect(x, top + 52, width - 8, 24, "blue")
-        drawing.text(x + (width - 8) / 2, top + 68, f"scratch[{warp}]", size=11, anchor="middle")
-    drawing.text(LEFT, top + 16, "registers", size=11, color=MUTED)
-    drawing.text(LEFT, top + 68, "shared", size=11, color=MUTED)
-    drawing.text(
-        LEFT, top + 100,
-        "__syncthreads(), then every warp loads the 8 sums into its first 8 lanes and calls warp_sum again.", size=12,
-        color=MUTED,
-    )
+        drawing.rect(x, top, width - 6, 26, "orange")
+        drawing.text(x + (width - 6) / 2, top + 18, f"w{warp}", size=12.5, anchor="middle")
+        drawing.line(x + (width - 6) / 2, top + 27, x + (width - 6) / 2, top + 50, arrow=True)
+        drawing.rect(x, top + 52, width - 6, 26, "blue")
+        drawing.text(x + (width - 6) / 2, top + 70, f"[{warp}]", size=12.5, anchor="middle")
+    drawing.text(SIDE, top + 18, "registers", size=12.5, color=MUTED)
+    drawing.text(SIDE, top + 70, "scratch", size=12.5, color=MUTED)
+    end = lines(
+        drawing, top + 106,
+        "__syncthreads(), then every warp loads the 8 sums from scratch, in shared memory, into its first 8 lanes and "
+        "calls warp_sum again.")
+    drawing.height = end + 2
     return drawing
 
 
@@ -406,24 +388,26 @@ def merge_of_triples() -> Drawing:
     """05: how (count, mean, M2) of two parts becomes that of the whole."""
     values = [[2.0, 4.0, 4.0, 6.0], [5.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [8.0, 8.0, 4.0, 4.0]]
     drawing = Drawing(
-        WIDTH, 430,
+        NARROW, 0,
         "Merging count, mean and M2",
         "Four threads hold four values each and the count, mean and M2 of them. Two merges and then one more give the "
         "triple of all sixteen values, without going back to the values.",
     )
-    drawing.text(LEFT, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²; then pairs merge", size=15, bold=True)
-    box, gap, height, top = 160.0, 24.0, 66.0, 86.0
+    drawing.text(SIDE, 30, "Each thread: count, mean, and M2 = Σ (x − mean)²;", size=15, bold=True)
+    drawing.text(SIDE, 50, "then pairs merge", size=15, bold=True)
+    box, gap, height, top = 104.0, 8.0, 66.0, 114.0
     level: list[tuple[float, Triple]] = []
 
     def show(x: float, y: float, triple: Triple, color: str) -> None:
         drawing.rect(x - box / 2, y, box, height, color, strong=True, round=4)
         for line, (name, value) in enumerate(zip(("count", "mean", "M2"), triple)):
-            drawing.text(x - 12, y + 18 + line * 19, name, anchor="end", color=MUTED, size=12)
+            drawing.text(x - 12, y + 18 + line * 19, name, anchor="end", color=MUTED, size=12.5)
             drawing.text(x + 2, y + 18 + line * 19, f"{value:g}", bold=True, size=13)
 
     for index, own in enumerate(values):
-        x = LEFT + box / 2 + index * (box + gap)
-        drawing.text(x, top - 12, f"thread {index}: " + "  ".join(f"{v:g}" for v in own), size=12, anchor="middle")
+        x = SIDE + box / 2 + index * (box + gap)
+        drawing.text(x, top - 29, f"thread {index}", anchor="middle", bold=True)
+        drawing.text(x, top - 11, "  ".join(f"{v:g}" for v in own), anchor="middle")
         level.append((x, triple_of(own)))
     y = top
     colors = ["orange", "green", "blue"]
@@ -439,7 +423,8 @@ def merge_of_triples() -> Drawing:
             drawing.line(xa, y + height + 1, middle - 14, y + height + 42, arrow=True)
             drawing.line(xb, y + height + 1, middle + 14, y + height + 42, arrow=True)
             drawing.text(
-                middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12, anchor="middle", color=MUTED
+                middle, y + height + 24, f"δ = {b[1] - a[1]:g}".replace("-", "−"), size=12.5, anchor="middle",
+                color=MUTED,
             )
             merged.append((middle, merge(a, b)))
         level = merged
@@ -448,13 +433,12 @@ def merge_of_triples() -> Drawing:
     whole = triple_of([v for own in values for v in own])
     same = all(abs(got - want) < 1e-12 for got, want in zip(level[0][1], whole))
     assert same, "the merge must give what the values give"
-    formulas = ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n")
-    for line, formula in enumerate(formulas):
-        drawing.text(LEFT, y + 18 + line * 19, formula, size=11.5, mono=True)
-    drawing.text(WIDTH - LEFT, y + 18, f"variance = M2 / n = {whole[2] / whole[0]:g}", size=12, anchor="end", bold=True)
-    drawing.text(WIDTH - LEFT, y + 37, "no sum of squares anywhere:", size=12, anchor="end", color=MUTED)
-    drawing.text(WIDTH - LEFT, y + 54, "nothing large is subtracted", size=12, anchor="end", color=MUTED)
-    drawing.height = y + height + 22
+    y += height + 30
+    for formula in ("δ = mean_b − mean_a", "mean = mean_a + δ · n_b / n", "M2 = M2_a + M2_b + δ² · n_a · n_b / n"):
+        drawing.text(SIDE, y, formula, size=12.5, mono=True)
+        y += 20
+    drawing.text(SIDE, y + 6, f"variance = M2 / n = {whole[2] / whole[0]:g}", bold=True)
+    drawing.height = lines(drawing, y + 26, "no sum of squares anywhere: nothing large is subtracted") + 2
     return drawing
 
 
@@ -589,62 +573,58 @@ def packed_rows() -> Drawing:
 def fused_trips() -> Drawing:
     """06: what crosses the memory's bus, with a kernel for the sum and one for the norm, and with one for both."""
     drawing = Drawing(
-        WIDTH, 372,
+        NARROW, 0,
         "The trips to memory of a residual and a norm, in two kernels and in one",
         "With two kernels, x and the residual are read, h is written, h is read again, and y is written: five trips. "
         "With one kernel h is still there when the norm needs it: four trips.",
     )
-    drawing.text(
-        LEFT, 30, "h = x + residual, y = norm(h): each box is a tensor on its way to or from memory", size=15, bold=True
-    )
-    box, gap, height = 86.0, 14.0, 34.0
+    drawing.text(SIDE, 30, "h = x + residual, y = norm(h): each box is a", size=15, bold=True)
+    drawing.text(SIDE, 50, "tensor on its way to or from memory", size=15, bold=True)
+    box, gap, height = 84.0, 8.0, 42.0
 
-    def line(y: float, name: str, kernels: list[tuple[str, list[tuple[str, str]]]]) -> int:
-        drawing.text(LEFT, y - 14, name, bold=True)
-        x, trips = LEFT, 0
-        for kernel, tensors in kernels:
-            begin = x
-            for tensor, way in tensors:
-                drawing.rect(x, y, box, height, "blue" if way == "read" else "orange", round=4)
-                drawing.text(x + box / 2, y + 15, tensor, anchor="middle", bold=True, size=12)
-                drawing.text(x + box / 2, y + 28, way, anchor="middle", size=10, color=MUTED)
-                x += box + gap
-                trips += 1
-            drawing.bracket(begin, x - gap, y + height + 5)
-            drawing.text((begin + x - gap) / 2, y + height + 26, kernel, anchor="middle", size=12, color=MUTED)
-            x += 18
-        drawing.text(x, y + 22, f"{trips} trips", bold=True)
-        return trips
+    def kernel(y: float, name: str, tensors: list[tuple[str, str]]) -> None:
+        for index, (tensor, way) in enumerate(tensors):
+            x = SIDE + index * (box + gap)
+            drawing.rect(x, y, box, height, "blue" if way == "read" else "orange", round=4)
+            drawing.text(x + box / 2, y + 18, tensor, anchor="middle", bold=True)
+            drawing.text(x + box / 2, y + 34, way, anchor="middle", size=12.5, color=MUTED)
+        end = SIDE + len(tensors) * (box + gap) - gap
+        drawing.bracket(SIDE, end, y + height + 5)
+        drawing.text((SIDE + end) / 2, y + height + 27, name, anchor="middle", size=12.5, color=MUTED)
 
-    sum_kernel = ("a kernel for the sum", [("x", "read"), ("residual", "read"), ("h", "written")])
-    norm_kernel = ("a kernel for the norm", [("h", "read"), ("y", "written")])
+    of_sum, of_norm = [("x", "read"), ("residual", "read"), ("h", "written")], [("h", "read"), ("y", "written")]
     in_one = [("x", "read"), ("residual", "read"), ("h", "written"), ("y", "written")]
-    unfused = line(84, "Two kernels", [sum_kernel, norm_kernel])
-    fused = line(198, "One kernel", [("the sum in the norm's load step", in_one)])
-    end = paragraph(
-        drawing, 294,
+    unfused, fused = len(of_sum) + len(of_norm), len(in_one)
+    drawing.text(SIDE, 82, f"Two kernels: {unfused} trips", bold=True)
+    kernel(92, "a kernel for the sum", of_sum)
+    kernel(174, "a kernel for the norm", of_norm)
+    drawing.text(SIDE, 276, f"One kernel: {fused} trips", bold=True)
+    kernel(286, "the sum in the norm's load step", in_one)
+    end = lines(
+        drawing, 382,
         f"h is written in both: the next residual needs it. What is saved is its way back, 1 trip of {unfused}: at the "
         f"memory's speed, {fused}/{unfused} of the time. One launch less is saved as well, which is what counts on "
         "small tensors. And h reaches the norm rounded as it is stored, so that both ways normalize the same numbers.",
     )
-    drawing.height = end + 6
+    drawing.height = end + 2
     return drawing
 
 
 def backward_axes() -> Drawing:
     """07: sums along rows and sums along columns over the same data, and how blocks that stay serve both."""
     drawing = Drawing(
-        WIDTH, 586,
+        NARROW, 0,
         "The two axes of the backward pass",
-        "Left: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. Right: "
-        "three blocks walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its registers "
-        "and writes them once at the end as a partial row; a second stage adds the partial rows in a fixed order.",
+        "Above: a matrix in which dx needs two sums along each row, and dgamma and dbeta a sum down each column. "
+        "Below: three blocks walk the rows in turn; each keeps a running dgamma and dbeta for the columns in its "
+        "registers and writes them once at the end as a partial row; a second stage adds the partial rows in a fixed "
+        "order.",
     )
-    drawing.text(LEFT, 30, "Two axes over one layout", size=15, bold=True)
+    drawing.text(SIDE, 30, "Two axes over one layout", size=15, bold=True)
     rows, cols, cell = 9, 8, 26.0
-    left, top = LEFT + 34, 96.0
+    left, top = SIDE + 20.0, 74.0
     chosen_row, chosen_col = 3, 5
-    drawing.text(left, top - 30, "dy and x: a row is a row of the batch", size=12, color=MUTED)
+    drawing.text(SIDE, top - 20, "dy and x: a row is a row of the batch", size=12.5, color=MUTED)
     for row in range(rows):
         for col in range(cols):
             color = "orange" if row == chosen_row else "green" if col == chosen_col else "plain"
@@ -653,105 +633,98 @@ def backward_axes() -> Drawing:
             drawing.rect(left + col * cell, top + row * cell, cell, cell, color)
     y = top + (chosen_row + 0.5) * cell
     drawing.line(left + cols * cell + 2, y, left + cols * cell + 30, y, arrow=True)
-    drawing.text(left + cols * cell + 34, y - 3, "dx of this row:", size=12, bold=True)
-    drawing.text(left + cols * cell + 34, y + 13, "2 sums along it", size=12, color=MUTED)
-    x = left + (chosen_col + 0.5) * cell
-    drawing.line(x, top + rows * cell + 2, x, top + rows * cell + 26, arrow=True)
-    drawing.text(x, top + rows * cell + 42, "dgamma, dbeta of this column:", size=12, bold=True, anchor="middle")
-    drawing.text(x, top + rows * cell + 58, "2 sums over all rows", size=12, color=MUTED, anchor="middle")
+    drawing.text(left + cols * cell + 36, y - 3, "dx of this row:", bold=True)
+    drawing.text(left + cols * cell + 36, y + 15, "2 sums along it", size=12.5, color=MUTED)
+    x, y = left + (chosen_col + 0.5) * cell, top + rows * cell
+    drawing.line(x, y + 2, x, y + 26, arrow=True)
+    drawing.text(x, y + 44, "dgamma, dbeta of this column:", bold=True, anchor="middle")
+    drawing.text(x, y + 62, "2 sums over all rows", size=12.5, color=MUTED, anchor="middle")
 
     # The blocks that stay.
-    left2 = 452.0
+    top = y + 112
     blocks = 3
     colors = ["orange", "green", "blue"]
-    drawing.text(left2, 30, "Persistent blocks", size=15, bold=True)
-    drawing.text(left2, 52, "A block walks its rows. dx leaves at once;", size=12, color=MUTED)
-    drawing.text(left2, 68, "dgamma and dbeta grow in registers.", size=12, color=MUTED)
+    drawing.text(SIDE, top, "Persistent blocks", size=15, bold=True)
+    top = lines(drawing, top + 24, "A block walks its rows. dx leaves at once; dgamma and dbeta grow in registers.") - 4
     for row in range(rows):
         block = row % blocks
-        drawing.rect(left2, top + row * cell, cols * cell, cell - 3, colors[block], round=2)
-        drawing.text(left2 + cols * cell + 10, top + row * cell + 16, f"block {block}", size=11, color=MUTED)
-    y = top + rows * cell
-    drawing.line(left2 + cols * cell / 2, y + 2, left2 + cols * cell / 2, y + 26, arrow=True)
-    drawing.text(left2 + cols * cell / 2 + 10, y + 20, "once, at the end", size=11, color=MUTED)
+        drawing.rect(left, top + row * cell, cols * cell, cell - 3, colors[block], round=2)
+        drawing.text(left + cols * cell + 10, top + row * cell + 16, f"block {block}", size=12.5, color=MUTED)
+    middle, y = left + cols * cell / 2, top + rows * cell
+    drawing.line(middle, y + 2, middle, y + 26, arrow=True)
+    drawing.text(middle + 10, y + 20, "once, at the end", size=12.5, color=MUTED)
     partial = y + 36
     for block in range(blocks):
-        drawing.rect(left2, partial + block * 26, cols * cell, 20, colors[block], strong=True)
-        drawing.text(
-            left2 + cols * cell / 2, partial + block * 26 + 14, f"partial row of block {block}", size=11,
-            anchor="middle",
-        )
-    end = partial + blocks * 26
-    drawing.line(left2 + cols * cell / 2, end, left2 + cols * cell / 2, end + 24, arrow=True)
-    drawing.text(left2 + cols * cell / 2 + 10, end + 17, "added in a fixed order", size=11, color=MUTED)
-    drawing.rect(left2, end + 30, cols * cell, 22, "purple", strong=True)
-    drawing.text(left2 + cols * cell / 2, end + 45, "dgamma (and dbeta)", size=12, anchor="middle", bold=True)
-    below = paragraph(
-        drawing, 534,
+        drawing.rect(left, partial + block * 28, cols * cell, 24, colors[block], strong=True)
+        drawing.text(middle, partial + block * 28 + 17, f"partial row of block {block}", size=12.5, anchor="middle")
+    end = partial + blocks * 28
+    drawing.line(middle, end, middle, end + 24, arrow=True)
+    drawing.text(middle + 10, end + 17, "added in a fixed order", size=12.5, color=MUTED)
+    drawing.rect(left, end + 30, cols * cell, 24, "purple", strong=True)
+    drawing.text(middle, end + 47, "dgamma (and dbeta)", size=12.5, anchor="middle", bold=True)
+    below = lines(
+        drawing, end + 84,
         "A kernel for each axis reads dy and x twice. One kernel reads them once, and has to bring sums together that "
         "different blocks hold: by atomics, in whatever order they come, or by few partial rows and a second stage "
         "that always adds in the same order, so that every run gives the same bits.",
     )
-    drawing.height = below + 6
+    drawing.height = below + 2
     return drawing
 
 
 def backward_groups() -> Drawing:
     """07: the tutorial's scheme for 4 rows and 2 groups, and who waits for whom."""
     drawing = Drawing(
-        WIDTH, 430,
+        NARROW, 0,
         "Rows that share a partial row share its lock",
         "Four rows and two groups. Rows 0 and 2 add to partial row 0, rows 1 and 3 to partial row 1, one at a time. "
         "The first to come writes; the second reads, adds and writes. A second kernel adds up the partial rows.",
     )
-    rows, groups, width, height = 4, 2, 150.0, 30.0
+    rows, groups, height = 4, 2, 30.0
     colors = ["orange", "green"]
     title = f"{rows} rows, {groups} groups: row i adds to partial row i mod {groups}"
-    drawing.text(LEFT, 30, title, size=15, bold=True)
-    left, top, middle, right = LEFT, 80.0, 318.0, 600.0
-    drawing.text(left, top - 14, "a block to a row: its dgamma, dbeta", size=12, color=MUTED)
-    drawing.text(middle, top - 14, "partial rows, a lock to each", size=12, color=MUTED)
-    drawing.text(right, top - 14, "a second kernel", size=12, color=MUTED)
-    gap = 44.0
+    drawing.text(SIDE, 30, title, size=15, bold=True)
+    left, top, middle, right = SIDE, 92.0, 162.0, 346.0
+    for x, words in ((left, "a block to a row"), (middle - 28, "partial rows, locks"), (right, "a second kernel")):
+        drawing.text(x, top - 14, words, size=12.5, color=MUTED)
+    gap, of_row, of_partial, of_result = 44.0, 72.0, 112.0, 114.0
     place = [top + 24 + 2 * gap * group for group in range(groups)]
     for row in range(rows):
         y = top + row * gap
-        drawing.rect(left, y, width, height, colors[row % groups])
-        drawing.text(left + width / 2, y + 19, f"row {row}", size=12, anchor="middle")
+        drawing.rect(left, y, of_row, height, colors[row % groups])
+        drawing.text(left + of_row / 2, y + 20, f"row {row}", size=12.5, anchor="middle")
         end = place[row % groups] + (height / 4 if row < groups else 3 * height / 4)
-        drawing.line(left + width + 4, y + height / 2, middle - 32, end, arrow=True)
+        drawing.line(left + of_row + 4, y + height / 2, middle - 32, end, arrow=True)
     for group in range(groups):
         drawing.rect(middle - 28, place[group], 22, height, "red", strong=True, round=4)
-        drawing.text(middle - 17, place[group] + 19, f"{group}", size=12, anchor="middle", bold=True)
-        drawing.rect(middle, place[group], width, height, colors[group], strong=True)
-        drawing.text(middle + width / 2, place[group] + 19, f"partial row {group}", size=12, anchor="middle")
+        drawing.text(middle - 17, place[group] + 20, f"{group}", size=12.5, anchor="middle", bold=True)
+        drawing.rect(middle, place[group], of_partial, height, colors[group], strong=True)
+        drawing.text(middle + of_partial / 2, place[group] + 20, f"partial row {group}", size=12.5, anchor="middle")
         drawing.line(
-            middle + width + 4, place[group] + height / 2, right - 6, top + 1.5 * gap + height / 2, arrow=True
+            middle + of_partial + 4, place[group] + height / 2, right - 6, top + 1.5 * gap + height / 2, arrow=True
         )
-    drawing.rect(right, top + 1.5 * gap, 130, height, "purple", strong=True)
-    drawing.text(right + 65, top + 1.5 * gap + 19, "dgamma, dbeta", size=12, anchor="middle", bold=True)
+    drawing.rect(right, top + 1.5 * gap, of_result, height, "purple", strong=True)
+    drawing.text(right + of_result / 2, top + 1.5 * gap + 20, "dgamma, dbeta", size=12.5, anchor="middle", bold=True)
 
     # In time: a turn of a lock, then the next one's.
     y = top + rows * gap + 30
-    turn, begin = 150.0, left + 70
-    drawing.text(left, y - 4, "In time, where all rows come at once:", size=12, bold=True)
+    turn, begin = 186.0, left + 62
+    drawing.text(left, y - 4, "In time, where all rows come at once:", bold=True)
     for group in range(groups):
         line = y + 12 + group * 38
-        drawing.text(left, line + 19, f"lock {group}", size=12, color=MUTED)
+        drawing.text(left, line + 20, f"lock {group}", size=12.5, color=MUTED)
         for index, row in enumerate(range(group, rows, groups)):
             x = begin + index * (turn + 4)
             what = "writes" if index == 0 else "reads, adds, writes"
             drawing.rect(x, line, turn, height, colors[group], strong=index == 0)
-            drawing.text(x + turn / 2, line + 19, f"row {row} {what}", size=11.5, anchor="middle")
-    side = begin + 2 * (turn + 4) + 14
-    drawing.text(side, y + 31, f"{rows // groups} turns, one after the other,", size=12, color=MUTED)
-    drawing.text(side, y + 49, "whatever the memory could do", size=12, color=MUTED)
-    below = paragraph(
+            drawing.text(x + turn / 2, line + 20, f"row {row} {what}", size=12.5, anchor="middle")
+    below = lines(
         drawing, y + 12 + groups * 38 + 24,
-        "With R rows and G groups a lock has R / G turns. More groups make the queue shorter, and leave more partial "
-        "rows for the second kernel to add up.",
+        f"{rows // groups} turns, one after the other, whatever the memory could do. With R rows and G groups a lock "
+        "has R / G turns. More groups make the queue shorter, and leave more partial rows for the second kernel to add "
+        "up.",
     )
-    drawing.height = below + 6
+    drawing.height = below + 2
     return drawing
 
 
@@ -768,73 +741,69 @@ def row_of_vectors(
         if place < start:
             drawing.rect(x, y, cell, height, fill=PANEL, dash="2 2", round=0)
         else:
-            named_box(drawing, x, y, cell, height, str(place - start), color, size=10)
+            named_box(drawing, x, y, cell, height, str(place - start), color, size=12.5)
     for vector in range(count):
         drawing.rect(left + vector * each * cell, y, each * cell, height, stroke=MUTED, fill="none", strong=True)
 
 
 def row_starts() -> Drawing:
     """07: where rows that are no whole vectors start, and which teams meet which."""
-    cols, rows, shown = 4095, 10, 3
+    cols, rows, shown = 4095, 10, 2
     row_bytes, each = cols * BF16, VECTOR // BF16
     period = VECTOR // gcd(row_bytes, VECTOR)
     starts = [past_boundary(row, row_bytes) for row in range(rows)]
     unfit = 6  # teams: no multiple of the period
     drawing = Drawing(
-        WIDTH, 500,
+        NARROW, 0,
         f"Where rows of {cols} columns start, and which team takes which",
         f"Rows 0 to {rows - 1} of {cols} columns of bf16. They start {', '.join(map(str, starts))} bytes past a "
         f"{VECTOR}-byte boundary: the pattern repeats after {period} rows. The columns in a thread's vector differ "
         f"from row to row. With {period} teams that take turns, a team's rows all start alike; with {unfit} teams they "
         "do not.",
     )
-    drawing.text(
-        LEFT, 30, f"Rows of {cols} columns of bf16: a thread's vector holds other columns in each", size=15, bold=True
-    )
-    drawing.text(
-        LEFT, 54, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.", color=MUTED
-    )
-    left, right, top, cell, height, step, chip = 128.0, 100.0, 112.0, 18.5, 20, 25, 56
-    drawing.text(right, top - 26, "bytes past", size=11, anchor="end", color=MUTED)
-    drawing.text(right, top - 12, "a boundary", size=11, anchor="end", color=MUTED)
+    drawing.text(SIDE, 30, f"Rows of {cols} columns of bf16: a thread's", size=15, bold=True)
+    drawing.text(SIDE, 50, "vector holds other columns in each", size=15, bold=True)
+    lines(drawing, 76, "The first vectors of each row. Boxes: its columns; dashed: elements of the row before.")
+    left, right, top, cell, height, step, chip = 98.0, 92.0, 150.0, 15.5, 22, 27, 56
+    drawing.text(right, top - 28, "bytes past", size=12.5, anchor="end", color=MUTED)
+    drawing.text(right, top - 11, "a boundary", size=12.5, anchor="end", color=MUTED)
     for thread in range(shown):
-        drawing.text(
-            left + (thread + 0.5) * each * cell, top - 12, f"vector of thread {thread}", size=12, anchor="middle",
-            bold=True,
-        )
-    chips = {period: WIDTH - LEFT - 2 * chip - 30, unfit: WIDTH - LEFT - chip - 10}
+        middle = left + (thread + 0.5) * each * cell
+        drawing.text(middle, top - 28, "vector", size=12.5, anchor="middle", color=MUTED)
+        drawing.text(middle, top - 11, f"of thread {thread}", size=12.5, anchor="middle", bold=True)
+    chips = {period: NARROW - SIDE - 2 * chip + 4, unfit: NARROW - SIDE - chip + 8}
     for teams, x in chips.items():
-        drawing.text(x + chip / 2, top - 26, "taken by,", size=11, anchor="middle", color=MUTED)
-        drawing.text(x + chip / 2, top - 12, f"of {teams} teams", size=11, anchor="middle", bold=True)
+        drawing.text(x + chip / 2, top - 28, "team", size=12.5, anchor="middle", color=MUTED)
+        drawing.text(x + chip / 2, top - 11, f"of {teams}", size=12.5, anchor="middle", bold=True)
     for row, start in enumerate(starts):
         y = top + row * step + row // period * 8
-        drawing.text(LEFT, y + 14, f"row {row}", size=12, bold=True)
-        drawing.text(right, y + 14, str(start), size=12, anchor="end", bold=True)
+        drawing.text(SIDE, y + 16, f"row {row}", size=12.5, bold=True)
+        drawing.text(right, y + 16, str(start), size=12.5, anchor="end", bold=True)
         row_of_vectors(drawing, left, y, cell, height, start // BF16, shown, TEAM_COLORS.get(row % period, "plain"))
         for teams, x in chips.items():
-            named_box(drawing, x, y, chip, height, f"team {row % teams}", TEAM_COLORS.get(row % teams, "plain"))
+            named_box(drawing, x, y, chip, height, f"team {row % teams}", TEAM_COLORS.get(row % teams, "plain"),
+                      size=12.5)
     y = top + period * step + 1.5
-    drawing.line(LEFT, y, WIDTH - LEFT, y, dash="4 3")
+    drawing.line(SIDE, y, NARROW - SIDE, y, dash="4 3")
 
-    y = top + rows * step + 36
+    y = top + rows * step + 38
     for teams, outcome in ((period, "their sums stay in its registers."), (unfit, "the sums would have to move.")):
         begins = {row: each - starts[row] // BF16 for row in (0, teams)}
         held = " and ".join(f"{begin} to {begin + each - 1} in row {row}" for row, begin in begins.items())
-        drawing.text(
-            LEFT, y,
+        y = lines(
+            drawing, y,
             f"Of {teams} teams, team 0 has rows 0, {teams}, …: {starts[0]} and {starts[teams]} bytes past a boundary.",
             bold=True,
         )
-        drawing.text(LEFT, y + 18, f"Its thread 1 has columns {held}: {outcome}", size=12, color=MUTED)
-        y += 46
+        y = lines(drawing, y, f"Its thread 1 has columns {held}: {outcome}") + 10
     missing = VECTOR - row_bytes % VECTOR
-    end = paragraph(
-        drawing, y + 2,
+    end = lines(
+        drawing, y + 4,
         f"A row has {row_bytes} bytes, {missing} less than whole vectors, so each row starts {missing} bytes earlier "
         f"in its vector than the row before it, and row {period} starts like row 0. With {period} teams, or any "
         f"multiple of {period}, a team meets one kind of row only.",
     )
-    drawing.height = end + 6
+    drawing.height = end + 2
     return drawing
 
 
@@ -982,7 +951,7 @@ def shared_row(drawing: Drawing, y: float, places: list[int], multiprocessors: i
 
 
 def message_places(drawing: Drawing, y: float, now: float, sent: list[list[float]], notes: tuple[str, str]) -> None:
-    """What lies in the place of each sender, for even turns and for odd ones."""
+    """What lies where each sender was, for even turns and for odd ones."""
     left, width, height = LEFT + 92.0, 200.0, 26
     for sender in range(len(sent[0])):
         drawing.text(
@@ -1068,19 +1037,20 @@ def grid_messages() -> Drawing:
 def batchnorm_tiles() -> Drawing:
     """08: sums down the columns, read along the rows."""
     drawing = Drawing(
-        WIDTH, 520,
+        NARROW, 0,
         "BatchNorm: sums down the channels, read along the rows",
         "A matrix with samples as rows and channels as columns. A warp reads 32 neighbouring channels of one row, so "
         "that its request is 4 full sectors, and goes down the rows; each lane sums its own channel. The rows of a "
         "column of tiles are split among several blocks, whose count, mean and M2 are merged by Chan's formula.",
     )
-    drawing.text(LEFT, 30, "Statistics for each column, of a matrix that lies in memory row by row", size=15, bold=True)
-    left, top, cell = LEFT + 64, 92.0, 15.5
+    drawing.text(SIDE, 30, "Statistics for each column, of a matrix", size=15, bold=True)
+    drawing.text(SIDE, 50, "that lies in memory row by row", size=15, bold=True)
+    left, top, cell = SIDE + 62, 108.0, 15.5
     rows, tile, tiles = 12, 8, 3
     split = 4  # rows of a block
     colors = ["orange", "green", "blue"]
-    drawing.text(left, top - 26, "channels: neighbours in memory", size=12, color=MUTED)
-    drawing.line(left + 180, top - 30, left + 250, top - 30, arrow=True)
+    drawing.text(left, top - 26, "channels: neighbours in memory", size=12.5, color=MUTED)
+    drawing.line(left + 200, top - 30, left + 270, top - 30, arrow=True)
     for row in range(rows):
         for col in range(tile * tiles):
             block = row // split
@@ -1092,43 +1062,42 @@ def batchnorm_tiles() -> Drawing:
             left + tile * cell, y, tile * cell, split * cell, fill="none", stroke=STROKES[colors[block]],
             stroke_width=2.5, round=0,
         )
-        drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", size=12, bold=True)
+        drawing.text(left - 10, y + split * cell / 2 + 4, f"block {block}", anchor="end", bold=True)
     # The warp in block 0: one row of the tile at a time.
     drawing.rect(
         left + tile * cell, top, tile * cell, cell, fill="none", stroke=STROKES["red"], stroke_width=2.5, round=0
     )
-    side = left + tiles * tile * cell + 22
-    drawing.text(side, top + 12, "A request: 32 neighbouring channels", size=12, bold=True)
-    drawing.text(
-        side, top + 28, f"of one row, {sectors_of([4 * lane for lane in range(WARP)], 4)} full sectors.", size=12,
-        color=MUTED,
-    )
-    drawing.text(side, top + 58, "A lane goes down its own channel,", size=12, bold=True)
-    drawing.text(side, top + 74, "and adds up in its registers.", size=12, color=MUTED)
-    drawing.text(side, top + 104, "Few channels, many rows: the rows of", size=12, bold=True)
-    drawing.text(side, top + 120, "one column of tiles go to many blocks.", size=12, color=MUTED)
     lane_x = left + tile * cell + 3.5 * cell
     drawing.line(lane_x, top + cell + 2, lane_x, top + split * cell - 3, arrow=True, color=STROKES["red"], width=1.5)
 
     y = top + rows * cell + 22
-    box = 118.0
+    box, gap = 116.0, 12.0
     for block in range(rows // split):
-        x = left + block * (box + 14)
+        x = left + block * (box + gap)
         drawing.rect(x, y + 18, box, 30, colors[block], strong=True, round=4)
-        drawing.text(x + box / 2, y + 37, "count, mean, M2", size=11.5, anchor="middle")
-        drawing.text(x + box / 2, y + 10, f"of block {block}", size=11, anchor="middle", color=MUTED)
-        drawing.line(x + box / 2, y + 50, left + 1.5 * box + 14 + (block - 1) * 20, y + 76, arrow=True)
-    middle = left + box + 14
+        drawing.text(x + box / 2, y + 38, "count, mean, M2", size=12.5, anchor="middle")
+        drawing.text(x + box / 2, y + 10, f"of block {block}", size=12.5, anchor="middle", color=MUTED)
+        drawing.line(x + box / 2, y + 50, left + 1.5 * box + gap + (block - 1) * 20, y + 76, arrow=True)
+    middle = left + box + gap
     drawing.rect(middle, y + 80, box, 30, "purple", strong=True, round=4)
-    drawing.text(middle + box / 2, y + 99, "channel's own", size=11.5, anchor="middle", bold=True)
-    drawing.text(middle + box + 16, y + 99, "merged by Chan's formula, always in the same order", size=12, color=MUTED)
-    below = paragraph(
-        drawing, y + 142,
+    drawing.text(middle + box / 2, y + 100, "channel's own", size=12.5, anchor="middle", bold=True)
+    drawing.text(middle + box / 2, y + 130, "merged by Chan's formula, always in the same order", size=12.5,
+                 anchor="middle", color=MUTED)
+    end = y + 162
+    sectors = sectors_of([FLOAT * lane for lane in range(WARP)], FLOAT)
+    for words, rest in (
+        ("A request: 32 neighbouring channels", f"of one row, {sectors} full sectors (red)."),
+        ("A lane goes down its own channel,", "and adds up in its registers."),
+        ("Few channels, many rows: the rows of", "one column of tiles go to many blocks."),
+    ):
+        end = lines(drawing, lines(drawing, end, words, bold=True), rest) + 4
+    end = lines(
+        drawing, end + 8,
         "A thread to a channel without the split would leave the GPU nearly empty: 64 channels are two warps. A thread "
         "to a row would read a sector for each element. So a tile is as wide as a request, and as tall as it takes to "
         "give every multiprocessor work.",
     )
-    drawing.height = below + 6
+    drawing.height = end + 2
     return drawing
 
 

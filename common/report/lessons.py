@@ -3,15 +3,17 @@
 
     python3 common/report/lessons.py             every lesson (NN/README.md) and note (NN/notes/*.md), and README.md
     python3 common/report/lessons.py 05 07       the lessons of these stages, and their notes
-    python3 common/report/lessons.py --check     exit code 1 where a lesson is over a limit, or states other minutes
+    python3 common/report/lessons.py --check     exit code 1 where a page is over a limit, or states other minutes
 
 Words are those of the prose: paragraphs, lists and headings as a reader sees them, also what is folded. Code in fences,
 tables with their notes, links to neighbours, pictures, comments and tags have none; a figure has those that it is
 written with, a formula is one. Lines of code are all that stand in fences. `sentence` is the mean length of one in
 words, headings and the bold words that begin a paragraph left out; `terms` are those that link to docs/glossary.md.
 
-A lesson links a term of the glossary where a sentence first uses it. Those that it does not link there are listed; with
-one of the most basic terms among them it is over its limits.
+A lesson and a note link a term of the glossary where a sentence first uses it. Those that they do not link there are
+listed; with one of the most basic terms among them, a page is over its limits.
+
+The sections that all lessons have stand in one order.
 
 Minutes are the words at 200 a minute and the lines of code at 20 a minute. A lesson states its own before its first
 section, as "N minutes".
@@ -42,6 +44,10 @@ EVERYDAY_TERMS = {
     "request", "grid", "wave", "tail", "bandwidth", "stream", "ring", "cold", "warm", "graph", "spread", "median",
     "variant", "pivot", "Welford", "Chan"}
 
+SECTIONS = (
+    "What we predict", "What we measured", "What did not help", "What it fails on", "What the article said",
+    "The final kernel", "Exercises", "Questions for paper", "The next question")
+
 NOT_PROSE = {"code", "table", "nav"}  # regions that are filled with what is no prose
 TABLE_LINE = re.compile(r"^[ \t>]*\|.*$", re.MULTILINE)
 IMAGE = re.compile(r"!\[[^\]]*" + INLINE_LINK.pattern)
@@ -65,6 +71,7 @@ class Size:
     sentence: float  # words of one, in the mean
     terms: int  # of the glossary that are linked
     stated: int | None  # minutes
+    sections: tuple[str, ...]  # those of SECTIONS, as they stand
 
     @property
     def minutes(self) -> int:
@@ -114,6 +121,11 @@ def minutes_stated(text: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def sections_in(text: str) -> tuple[str, ...]:
+    headings = [heading.lstrip("# ") for heading in HEADING.findall(split_fences(text)[0])]
+    return tuple(name for heading in headings for name in SECTIONS if heading.startswith(name))
+
+
 def size_of(text: str) -> Size:
     prose = prose_of(text)
     sentences = sentences_in(prose)
@@ -121,7 +133,8 @@ def size_of(text: str) -> Size:
     terms = {term.casefold() for term in GLOSSARY_LINK.findall(split_fences(text)[0])}
     return Size(
         words=words_in(prose), lines=sum(len(fence.lines) for fence in split_fences(text)[1]), tables=tables_in(text),
-        sentence=in_sentences / len(sentences) if sentences else 0.0, terms=len(terms), stated=minutes_stated(text))
+        sentence=in_sentences / len(sentences) if sentences else 0.0, terms=len(terms), stated=minutes_stated(text),
+        sections=sections_in(text))
 
 
 def glossary_of(text: str) -> dict[str, set[str]]:
@@ -176,6 +189,9 @@ def problems_of(size: Size) -> list[str]:
         found.append(f"{size.words} words of prose; at most {MOST_WORDS}")
     if size.lines > MOST_LINES:
         found.append(f"{size.lines} lines of code; at most {MOST_LINES}")
+    in_order = tuple(sorted(size.sections, key=SECTIONS.index))
+    if size.sections != in_order:
+        found.append(f"its sections stand in another order than in other lessons: {', '.join(in_order)}")
     if size.stated is None:
         found.append(f"does not state before its first section how long it takes; by its length {size.minutes} minutes")
     elif abs(size.stated - size.minutes) > TOLERANCE * size.minutes:
@@ -215,7 +231,7 @@ def show_notes(root: Path, stages: list[str]) -> None:
 
 def show_terms(unlinked: dict[str, list[str]]) -> None:
     if any(unlinked.values()):
-        print("\nterms that are not linked to the glossary where a lesson first uses them")
+        print("\nterms that are not linked to the glossary where a page first uses them")
     for name, terms in unlinked.items():
         if terms:
             print(f"{name}: {', '.join(terms)}")
@@ -223,7 +239,7 @@ def show_terms(unlinked: dict[str, list[str]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a lesson is over its limits")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a page is over its limits")
     parser.add_argument("stages", nargs="*", metavar="NN", help=f"stages (default: all, with {NOTES} and README.md)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -241,14 +257,16 @@ def main(arguments: list[str] | None = None) -> int:
     show_notes(root, stages)
     glossary_file = root / "docs" / "glossary.md"
     glossary = glossary_of(glossary_file.read_text(encoding="utf-8")) if glossary_file.is_file() else {}
-    unlinked = {name: list(unlinked_terms((root / name).read_text(encoding="utf-8"), glossary)) for name in lessons}
+    notes = [path.relative_to(root).as_posix() for stage in stages for path in notes_of(root / stage)]
+    unlinked = {name: list(unlinked_terms((root / name).read_text(encoding="utf-8"), glossary))
+                for name in (*lessons, *notes)}
     show_terms(unlinked)
     if not options.stages and (root / "README.md").is_file():
         front = read(root / "README.md")
         print(f"\nREADME.md: {front.words} words, {front.tables} tables")
     sys.stdout.flush()
-    problems = [f"{name}: {problem}" for name, size in lessons.items()
-                for problem in problems_of(size) + problems_of_terms(unlinked[name])]
+    problems = [f"{name}: {problem}" for name, terms in unlinked.items()
+                for problem in [*(problems_of(lessons[name]) if name in lessons else []), *problems_of_terms(terms)]]
     if options.check and problems:
         print("\n" + "\n".join(problems), file=sys.stderr)
         return 1

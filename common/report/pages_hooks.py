@@ -1,8 +1,9 @@
-"""What MkDocs calls while it builds the site: headings get GitHub's anchors, formulas become MathML, code is told how
-wide it is (pages.css makes it fit)."""
+"""What MkDocs calls while it builds the site: headings get GitHub's anchors, formulas become MathML, code and drawings
+are told how wide they are (pages.css makes them fit)."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from html import unescape
 from pathlib import Path
@@ -14,6 +15,9 @@ FORMULA = re.compile(r"<(span|div) class=\"arithmatex\">(?:\\\((.*?)\\\)|\\\[(.*
 TAG = re.compile(r"<[^>]+>")
 IN_FONT = set((Path(__file__).with_name("math_font") / "characters.txt").read_text(encoding="utf-8"))
 CODE = re.compile(r"<pre([^>]*)>(.*?)</pre>", re.DOTALL)
+DRAWING = re.compile(r"<img (?=[^>]*src=\"([^\"]+\.svg)\")")
+WIDTH = re.compile(r"<svg[^>]*\bwidth=\"([0-9.]+)\"")
+WIDE = 600  # pixels: a drawing of more would be too small to read on a phone
 
 
 def slug(text: str, separator: str) -> str:
@@ -41,5 +45,10 @@ def with_columns(match: re.Match[str]) -> str:
     return f'<pre style="--columns:{max(map(len, lines))}"{match.group(1)}>{match.group(2)}</pre>'
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    return CODE.sub(with_columns, FORMULA.sub(math, html))
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    def with_width(match: re.Match[str]) -> str:
+        name = posixpath.normpath(posixpath.join(page.url, match.group(1)))
+        width = WIDTH.search((Path(config["docs_dir"]) / name).read_text(encoding="utf-8"))
+        return '<img class="worklog-wide" ' if width and float(width.group(1)) > WIDE else match.group()
+
+    return DRAWING.sub(with_width, CODE.sub(with_columns, FORMULA.sub(math, html)))

@@ -34,6 +34,10 @@ PEER_LABELS = {
     "torch.compile max-autotune": "Inductor, max-autotune",
     "triton tutorial": "Triton tutorial",
     "transformer-engine": "TransformerEngine",
+    "liger cute": "Liger, CuTe DSL",
+    "quack tuned": "quack, tuned",
+    "cudnn": "cuDNN",
+    "flashinfer": "FlashInfer",
     "torch.copy_": "copy",
 }
 

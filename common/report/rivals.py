@@ -75,6 +75,25 @@ def verdicts(document: dict[str, Any]) -> list[Verdict]:
     return found
 
 
+def by_contender(document: dict[str, Any]) -> dict[str, list[Verdict]]:
+    """Of each of the others, us against it alone: one for each cell and mode that both have a right result in."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for entry in document["benchmarks"]:
+        by_name.setdefault(cell_of(entry["name"])[0], []).append(entry)
+    ours = by_name.pop(OURS, [])
+    by_name.pop(COPY, None)
+    return {name: verdicts(document | {"benchmarks": [*ours, *entries]}) for name, entries in by_name.items()}
+
+
+def first_calls(document: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Seconds that the first call of a shape took, by contender and operation."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for entry in document.get("first_calls", []):
+        operation = entry["cell"].partition("/")[0]
+        found.setdefault(entry["variant"], {}).setdefault(operation, []).append(entry["seconds"])
+    return found
+
+
 def report(found: Sequence[Verdict]) -> Iterator[str]:
     """A line for each operation and mode, then the cells that are lost."""
     for (operation, mode), group in grouped(found).items():
@@ -83,7 +102,7 @@ def report(found: Sequence[Verdict]) -> Iterator[str]:
         worst = min(group, key=lambda v: v.ahead)
         yield (
             f"{operation:24} {mode:6} {counts}; "
-            f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.rows}x{worst.cell.cols}"
+            f"worst {worst.ahead:.2f} times {worst.rival} at {worst.cell.dtype} {worst.cell.shape}"
         )
     for v in sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead):
         yield f"lost: {v.cell.name} {v.mode}: {v.seconds * 1e6:.2f} us, {v.rival} {v.rival_seconds * 1e6:.2f} us"

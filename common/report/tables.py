@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from compare_tables import against_peers
+from compare_tables import against_peers, rotation
 from counting_tables import counting_table
 from grid import MODELS
 from judging_tables import survey
@@ -749,6 +749,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "predictions": (predictions_table, {"gpu"}),
     "verified": (verified, {"gpu"}),
     "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
+    "rotation": (rotation, {"gpu"}),
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),

@@ -68,8 +68,8 @@ TRACES: dict[str, tuple[Traced, ...]] = {
         Traced("07_backward", "staying", "64x512", "layernorm_backward"),
     ),
     "08_batchnorm": (
-        Traced("08_batchnorm", "channel_per_thread", "64x64", "batchnorm_train"),
-        Traced("08_batchnorm", "tile_2d", "64x64", "batchnorm_train"),
+        Traced("08_batchnorm", "tile_2d", "512x64", "batchnorm_train"),
+        Traced("08_batchnorm", "one_launch", "512x64", "batchnorm_train"),
     ),
 }
 
@@ -85,8 +85,8 @@ MESSAGES = {
     "04": "{before.loads} loads become {after.loads}, and {before.stores} stores {after.stores}",
     "05": "Statistics that hold cost {more_shuffles} shuffles more in a row",
     "06": "The addition costs {more_loads} loads and {more_stores} stores, and no launch",
-    "07": "The launch for the columns: {before.loads} loads in a block, and {after.loads} where it adds parts",
-    "08": "A thread's walk down its channel, {before.steps} steps, becomes a tile's {after.steps}",
+    "07": "{before.loads} loads for a row's dx become {after.loads} for {after.rows} rows' dx and the columns' sums",
+    "08": "A tile's {before.rows} rows are split: a block loads {before.loads} times before, {after.loads} times now",
 }
 
 # Kinds of steps: what they are called, color, and where in a warp's row they stand (top and height, in parts of it), so
@@ -117,6 +117,7 @@ class Counts:
     loads_of_warp: int  # of the warp that has most
     steps: int  # of a warp, with what it waits for others at barriers
     warps: int
+    rows: int  # of x, which it reads
 
 
 def placed(steps: Sequence[dict[str, Any]]) -> tuple[list[int], int]:
@@ -141,7 +142,7 @@ def counts_of(trace: dict[str, Any]) -> Counts:
     return Counts(
         kinds["load"], kinds["store"], kinds["shared"], kinds["shuffle"],
         sum(step["operation"] in BARRIERS for step in steps), max(loads.values(), default=0), placed(steps)[1],
-        (threads + trace_page.WARP - 1) // trace_page.WARP,
+        (threads + trace_page.WARP - 1) // trace_page.WARP, rows_of(trace),
     )
 
 
@@ -162,8 +163,7 @@ def panel(drawing: Drawing, y: float, traced: Traced, trace: dict[str, Any], ste
     counts = counts_of(trace)
     places, _ = placed(trace["steps"])
     unit = (WIDTH - LEFT - RIGHT) / steps_shown
-    rows = rows_of(trace)
-    of_rows = "parts of rows" if rows == 0 else "a row" if rows == 1 else f"{rows} rows"
+    of_rows = "a row" if counts.rows == 1 else f"{counts.rows} rows"
     warps = "1 warp" if counts.warps == 1 else f"{counts.warps} warps"
     drawing.text(LEFT, y + 14, traced.label, size=14, bold=True)
     drawing.text(WIDTH - RIGHT, y + 14, f"{counts.steps} steps, {warps}", size=13, anchor="end")
@@ -207,7 +207,7 @@ def panel(drawing: Drawing, y: float, traced: Traced, trace: dict[str, Any], ste
 
 
 def rows_of(trace: dict[str, Any]) -> int:
-    """How many rows of x the block reads; none where it adds what other blocks have made of them."""
+    """How many rows of x the block reads."""
     x = next(tensor for tensor in trace["tensors"] if tensor["name"] == "x")
     return len({
         step["offset"][lane] // (x["element_bytes"] * x["stride"])

@@ -137,6 +137,17 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
                 "--input", "normal",
             ),
         )
+    if quantized := [operation for operation in program.operations if operation.endswith("_quantized")]:
+        # The other sweeps have e4m3 with a scale of each row.
+        for kind in ("e4m3:block", "e4m3:tensor", "int8:row", "int8:block", "int8:tensor"):
+            yield Sweep(
+                f"eight bits, {kind}",
+                "y in eight bits with other scales, by 3 and 132 rows",
+                (
+                    "--rows", "3,132", "--cols", "1,127,129,1024,4097,12289,65536", "--quantize", kind, "--operation",
+                    ",".join(quantized), "--input", "normal",
+                ),
+            )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
         yield from sweeps_of_other_devices(program)

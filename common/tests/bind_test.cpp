@@ -27,6 +27,7 @@ DeviceArguments arguments_for(Operation operation) {
   for (const TensorSpec& spec : tensors_of(operation)) {
     const Dtype dtype = spec.precision == Precision::element     ? options.dtype
                         : spec.precision == Precision::parameter ? options.param_dtype
+                        : spec.precision == Precision::byte      ? Dtype::e4m3
                                                                  : Dtype::fp32;
     const size_t number = arguments.tensors.size() + 1;
     arguments.tensors.push_back(
@@ -168,6 +169,39 @@ TEST(Bind, BatchNormBackward) {
   EXPECT_TRUE(holds(p.dy, a, "dy") && holds(p.x, a, "x") && holds(p.gamma, a, "gamma"));
   EXPECT_TRUE(holds(p.save_mean, a, "save_mean") && holds(p.save_invstd, a, "save_invstd"));
   EXPECT_TRUE(holds(p.dx, a, "dx") && holds(p.dgamma, a, "dgamma") && holds(p.dbeta, a, "dbeta"));
+}
+
+TEST(Bind, QuantizedNorm) {
+  for (const Operation operation : {Operation::layernorm_quantized, Operation::rmsnorm_quantized,
+                                    Operation::add_layernorm_quantized, Operation::add_rmsnorm_quantized}) {
+    DeviceArguments a = arguments_for(operation);
+    a.options.format = ByteFormat::int8;
+    a.options.scaling = Scaling::block;
+    a.tensors.push_back({"workspace", Dtype::fp32, reinterpret_cast<void*>(0x77000), 0});
+    const auto p = Binding<QuantizedNorm<T, G>>::bind(a);
+    const bool centered =
+        operation == Operation::layernorm_quantized || operation == Operation::add_layernorm_quantized;
+    const bool adds = operation >= Operation::add_layernorm_quantized;
+    expect_matrix_numbers(p);
+    EXPECT_EQ(p.eps, 0.5f);
+    EXPECT_EQ(p.format, ByteFormat::int8);
+    EXPECT_EQ(p.scaling, Scaling::block);
+    EXPECT_EQ(p.subtracts_mean, centered);
+    EXPECT_TRUE(holds(p.x, a, "x") && holds(p.gamma, a, "gamma") && holds(p.y, a, "y"));
+    EXPECT_TRUE(holds(p.scale, a, "scale") && holds(p.scales, a, "scales"));
+    EXPECT_EQ(p.unrounded, reinterpret_cast<T*>(0x77000));
+    EXPECT_EQ(p.x_stride, a.stride("x"));
+    EXPECT_EQ(p.y_stride, a.stride("y"));
+    EXPECT_EQ(p.scales_stride, a.stride("scales"));
+    EXPECT_EQ(p.beta != nullptr, centered);
+    EXPECT_EQ(p.residual != nullptr, adds);
+    EXPECT_EQ(p.h != nullptr, adds);
+    if (adds) {
+      EXPECT_TRUE(holds(p.residual, a, "residual") && holds(p.h, a, "h"));
+      EXPECT_EQ(p.residual_stride, a.stride("residual"));
+      EXPECT_EQ(p.h_stride, a.stride("h"));
+    }
+  }
 }
 
 TEST(Bind, AnotherTypeIsRefused) {

@@ -132,6 +132,126 @@ TEST(Comparison, TheRoundedReferencePassesEverywhere) {
   }
 }
 
+// --- Eight bits
+// -------------------------------------------------------------------------------------------------------
+
+ProblemOptions quantized(ByteFormat format, Scaling scaling, Input input = Input::normal) {
+  ProblemOptions options = shaped(6, 300, input, Dtype::bf16, Operation::add_layernorm_quantized);
+  options.format = format;
+  options.scaling = scaling;
+  options.row_padding = 2;
+  return options;
+}
+
+TEST(Comparison, EightBitsPassWithEachKindOfScale) {
+  for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+    for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
+      for (const Input input : all_inputs()) {
+        const Problem problem(quantized(format, scaling, input));
+        const Comparison comparison = problem.compare(right_results(problem));
+        EXPECT_TRUE(comparison.passed) << operation_name(problem.options()) << " " << name_of(input) << "\n"
+                                       << comparison.describe();
+        EXPECT_LE(comparison.max_ulp_error, 0.51);
+        EXPECT_FALSE(problem.compare(problem.tensors()).passed);  // nothing was written
+      }
+    }
+  }
+}
+
+// The value of eight bits one step away is wrong: the reference is close to a boundary between two nowhere here.
+TEST(Comparison, OneStepOffIsWrongInEightBits) {
+  for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+    const Problem problem(quantized(format, Scaling::row));
+    const std::vector<HostTensor> right = right_results(problem);
+    const HostTensor& y = named(right, "y");
+    int64_t tried = 0;
+    for (int64_t col = 0; col < 300; ++col) {
+      const double value = value_at(y, 2, col);
+      const double step = ulp_at(y.dtype, std::fabs(value));
+      for (const double other : {value - step, value + step}) {
+        if (round_to_byte(y.dtype, other) != other) continue;  // past the largest, or a coarser exponent
+        std::vector<HostTensor> results = right;
+        *element_at(named(results, "y"), 2, col) = byte_of(y.dtype, other);
+        const Comparison comparison = problem.compare(results);
+        ASSERT_EQ(comparison.differing, 1) << col << ": " << other << " for " << value;
+        EXPECT_EQ(comparison.first[0].row, 2);
+        EXPECT_EQ(comparison.first[0].col, col);
+        ++tried;
+      }
+    }
+    EXPECT_GT(tried, 500);
+  }
+}
+
+// Where y / scale lies on the boundary of two values, either is right.
+TEST(Comparison, OnABoundaryOfEightBitsEitherIsRight) {
+  ProblemOptions options = shaped(1, 2, Input::normal, Dtype::fp32, Operation::rmsnorm_quantized);
+  options.scaling = Scaling::tensor;
+  options.absent = {"gamma"};
+  options.eps = 0;
+  Problem problem(options);
+  // x = (a, a): y = 1 whatever a is. With the scale 1 / 17, y / scale is 17, in the middle of 16 and 18.
+  set_value(const_cast<HostTensor&>(named(problem.tensors(), "x")), 0, 0, 0.5);
+  set_value(const_cast<HostTensor&>(named(problem.tensors(), "x")), 0, 1, 0.5);
+  set_value(const_cast<HostTensor&>(named(problem.tensors(), "scale")), 0, 0, 1.0 / 17);
+  std::vector<HostTensor> results = problem.tensors();
+  for (const auto& [value, passes] : {std::pair{14.0, false}, {16.0, true}, {18.0, true}, {20.0, false}}) {
+    for (const int64_t col : {0, 1}) *element_at(named(results, "y"), 0, col) = byte_of(Dtype::e4m3, value);
+    EXPECT_EQ(problem.compare(results).passed, passes) << value;
+  }
+}
+
+TEST(Comparison, AScaleHasNoToleranceButItsRounding) {
+  for (const Scaling scaling : {Scaling::row, Scaling::block}) {
+    const Problem problem(quantized(ByteFormat::e4m3, scaling));
+    std::vector<HostTensor> results = right_results(problem);
+    HostTensor& scales = named(results, "scales");
+    const double scale = value_at(scales, 3, 0);
+    set_value(scales, 3, 0, scale * (1 + 1e-7));
+    EXPECT_TRUE(problem.compare(results).passed);
+    set_value(scales, 3, 0, scale * (1 + 2e-5));
+    const Comparison comparison = problem.compare(results);
+    EXPECT_EQ(comparison.differing, 1);
+    EXPECT_EQ(comparison.first[0].tensor, "scales");
+    EXPECT_EQ(comparison.first[0].row, 3);
+  }
+}
+
+// What is quantized after it was rounded to bf16 is another result, and is taken where a variant says that it does so.
+TEST(Comparison, RoundedFirstIsTakenWhereItIsSaid) {
+  const Problem problem(quantized(ByteFormat::e4m3, Scaling::tensor));
+  const Reference reference(problem.options(), problem.tensors());
+  std::vector<HostTensor> results = right_results(problem);
+  Reference::Row row;
+  const double scale = value_at(named(problem.tensors(), "scale"), 0, 0);
+  const int y = reference.index_of("y");
+  for (int64_t i = 0; i < 6; ++i) {
+    reference.expect_row(i, Summation::any_order, row);
+    for (int64_t j = 0; j < 300; ++j) {
+      const float rounded = round_to(Dtype::bf16, static_cast<float>(row.outputs[y].want[j] * scale));
+      *element_at(results[y], i, j) = byte_of(Dtype::e4m3, round_to_byte(Dtype::e4m3, rounded / scale));
+    }
+  }
+  EXPECT_GT(problem.compare(results).differing, 10);
+  EXPECT_TRUE(problem.compare(results, {.rounded_first = true}).passed);
+}
+
+TEST(Comparison, ANanIsInTheScaleAndInE4m3AndIsZeroInInt8) {
+  for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+    const Problem problem(quantized(format, Scaling::row, Input::nan_row));
+    const std::vector<HostTensor> right = right_results(problem);
+    const HostTensor& y = named(right, "y");
+    EXPECT_TRUE(std::isnan(value_at(named(right, "scales"), 3, 0)));
+    EXPECT_EQ(bits_at(y, 3, 7), format == ByteFormat::e4m3 ? 0x7fu : 0u);
+    std::vector<HostTensor> results = right;
+    *element_at(named(results, "y"), 3, 7) = byte_of(y.dtype, 5);
+    EXPECT_EQ(problem.compare(results).differing, 1);
+    results = right;
+    set_value(named(results, "scales"), 3, 0, 1);
+    EXPECT_EQ(problem.compare(results).differing, 1);
+  }
+}
+
 TEST(Comparison, BatchNormPassesInBothLayouts) {
   for (const ChannelLayout layout : {ChannelLayout::channels_last, ChannelLayout::channels_first}) {
     for (const Operation operation :

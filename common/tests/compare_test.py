@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import unittest
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -33,7 +34,7 @@ import figures
 import results
 import rivals
 import source_hash
-from cells import COLS, MODES, TENSORS, Cell, grid
+from cells import COLS, DECODED_ROWS, MODEL_COLS, MODES, PUBLISHED, TENSORS, Cell, cell_of, grid
 from place import Place
 
 CELL = Cell("layernorm_forward", "bf16", 1024, 4096)
@@ -61,6 +62,7 @@ class Grid(unittest.TestCase):
     def test_spans_what_it_promises(self) -> None:
         cells = grid(True)
         self.assertEqual(len(cells), len(set(cells)))
+        self.assertGreater(len(cells), 900)
         self.assertEqual({cell.operation for cell in cells}, set(TENSORS))
         self.assertEqual({cell.dtype for cell in cells}, {"fp32", "fp16", "bf16"})
         rows = [cell for cell in cells if cell.operation == "layernorm_backward"]
@@ -74,15 +76,40 @@ class Grid(unittest.TestCase):
         self.assertNotIn("graph", Cell("layernorm_forward", "fp32", 65536, 4096).modes)
         self.assertTrue(all(cell.tensor_bytes <= 2**26 for cell in grid(False)))
 
-    def test_batchnorm_comes_before_the_odd_widths(self) -> None:
+    def test_a_run_that_ends_early_has_some_of_everything(self) -> None:
+        """Each operation and type once; then all shapes that NVIDIA publishes figures of; and at each end in between
+        about as many cells of each operation."""
         cells = grid(True)
-        batch = [i for i, cell in enumerate(cells) if cell.operation.startswith("batchnorm") and cell.dtype == "bf16"]
-        odd = [i for i, cell in enumerate(cells) if cell.cols == 4097 and cell.dtype == "bf16"]
-        self.assertLess(max(batch), min(odd))
-        self.assertLess(
-            max(i for i, cell in enumerate(cells) if cell.dtype == "bf16"),
-            min(i for i, cell in enumerate(cells) if cell.dtype == "fp32"),
-        )
+        kinds = len(TENSORS) * 3
+        self.assertEqual(len({(cell.operation, cell.dtype) for cell in cells[:kinds]}), kinds)
+        over_rows = [cell for cell in cells if not cell.operation.startswith("batchnorm")]
+        first = over_rows[:8 * 3 * len(PUBLISHED)]
+        self.assertEqual({(cell.rows, cell.cols) for cell in first}, set(PUBLISHED))
+        self.assertEqual({(cell.operation, cell.dtype, cell.rows, cell.cols) for cell in first},
+                         {(o, d, *shape) for o, d in {(c.operation, c.dtype) for c in first} for shape in PUBLISHED})
+        for end in range(kinds, 500, 25):
+            counts = Counter(cell.operation for cell in cells[:end])
+            self.assertLessEqual(max(counts.values()) - min(counts.values()), end // 10, end)
+        late = [cell.cols for cell in over_rows[len(first):len(first) + 160]]
+        self.assertLess(min(late), 256)
+        self.assertGreater(max(late), 30000)
+
+    def test_has_the_shapes_of_models(self) -> None:
+        cells = grid(True)
+        for operation in ("rmsnorm_forward", "add_layernorm_backward"):
+            own = [cell for cell in cells if cell.operation == operation and cell.dtype == "bf16"]
+            self.assertLessEqual(set(MODEL_COLS), {cell.cols for cell in own})
+            self.assertLessEqual({*DECODED_ROWS, 2048, 8192, 16384}, {c.rows for c in own if c.cols in MODEL_COLS})
+
+    def test_images_have_both_layouts(self) -> None:
+        images = [cell for cell in grid(True) if cell.pixels > 1]
+        self.assertEqual({cell.operation for cell in images}, {o for o in TENSORS if o.startswith("batchnorm")})
+        self.assertEqual(len({(c.dtype, c.first) for c in images}), 6)
+        one = Cell("batchnorm_train", "bf16", 32, 256, 3136, True)
+        self.assertIn(one, images)
+        self.assertEqual((one.shape, one.tensor_bytes), ("32x256x3136-first", 32 * 256 * 3136 * 2))
+        self.assertTrue(all(cell_of(f"compare/ours/{cell.name}/cold") == ("ours", cell, "cold") for cell in grid(True)))
+        self.assertEqual(len({compare.kept_in(Path("."), cell) for cell in images}), len(images))
 
     def test_can_be_narrowed(self) -> None:
         printed = io.StringIO()
@@ -125,6 +152,45 @@ class Turns(unittest.TestCase):
         self.assertEqual(found["median_seconds"], 2.0)
         self.assertEqual(found["samples"], 5)
         self.assertGreater(found["spread"], 0)
+
+
+class Rotated(unittest.TestCase):
+    def test_sets_of_tensors_have_their_turns(self) -> None:
+        seen: list[int] = []
+        call = compare.in_turn([lambda n=n: seen.append(n) for n in range(3)])
+        for _ in range(7):
+            call()
+        self.assertEqual(seen, [0, 1, 2, 0, 1, 2, 0])
+
+    def test_four_times_the_cache_is_between_two_turns(self) -> None:
+        for cell in (CELL, Cell("layernorm_forward", "bf16", 65536, 4096), Cell("rmsnorm_forward", "fp16", 1024, 1024)):
+            sets = compare.sets_to_rotate(cell, 50 * 2**20)
+            self.assertTrue((sets - 1) * cell.bytes >= 4 * 50 * 2**20 or sets == 32, (cell, sets))
+            self.assertGreaterEqual(sets, 2)
+
+    def test_a_gpu_has_the_name_that_its_results_have(self) -> None:
+        for name, short in (
+            ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA H100 PCIe", "h100"),
+        ):
+            self.assertEqual(compare.short_name_of(name), short)
+
+
+class InShares(unittest.TestCase):
+    def test_all_but_three_cells_are_compiled_ahead(self) -> None:
+        cells = grid(True)[:100]
+        shares = [compare.share_of(cells, f"{number}/8") for number in range(1, 9)]
+        joint = [cell for share in shares for cell in share]
+        self.assertEqual(len(joint), len(set(joint)))
+        left = [cell for cell in cells if cell not in joint]
+        self.assertEqual([cell.operation for cell in left], list(compare.SHOW_FIRST_CALLS))
+        self.assertTrue(all(cell == next(c for c in cells if c.operation == cell.operation) for cell in left))
+        self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 1)
+
+    def test_a_share_is_asked_for_in_words_that_are_understood(self) -> None:
+        for words in ("0/8", "8", "one/8"):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+                compare.main(["--full", "--ahead", words])
 
 
 class Ahead(unittest.TestCase):
@@ -185,6 +251,18 @@ class Ahead(unittest.TestCase):
         found = rivals.verdicts(document(entries, [{"variant": "apex", "cell": CELL.name, "verdict": "failed"}]))
         self.assertEqual(found[0].rival, "torch")
 
+    def test_each_of_the_others_alone(self) -> None:
+        found = rivals.by_contender(
+            document([
+                timing("ours", CELL, "cold", 10e-6),
+                timing("torch", CELL, "cold", 30e-6),
+                timing("cudnn", CELL, "cold", 8e-6),
+                timing("copy", CELL, "cold", 1e-6),
+            ], [{"variant": "liger", "cell": CELL.name, "verdict": "failed"}])
+        )
+        self.assertEqual({name: [v.outcome for v in group] for name, group in found.items()},
+                         {"torch": ["won"], "cudnn": ["lost"]})
+
     def test_no_rival_no_verdict(self) -> None:
         self.assertEqual(
             rivals.verdicts(document([timing("ours", CELL, "cold", 1e-6), timing("copy", CELL, "cold", 1e-6)])), []
@@ -202,6 +280,29 @@ class Ahead(unittest.TestCase):
 
 
 class Kept(unittest.TestCase):
+    def test_first_calls_are_joined_and_kept(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2)]
+
+        def run(seconds: float, *measured: Cell) -> dict[str, Any]:
+            parts = [{
+                "benchmarks": [timing("ours", cell, "cold", 1.0)], "checks": [], "absent": [],
+                "first_calls": [{"variant": "ours", "cell": cell.name, "seconds": seconds}],
+            } for cell in measured]
+            return compare.joined({"date": "2026-01-01"}, parts)
+
+        found = compare.added_to(run(1.0, *cells), run(2.0, cells[1]))
+        self.assertEqual(rivals.first_calls(found), {"ours": {"layernorm_forward": [2.0, 1.0]}})
+        self.assertEqual(rivals.first_calls(document([])), {})
+
+    def test_is_told_after_each_cell(self) -> None:
+        cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3)]
+        told: list[int] = []
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            part = {"benchmarks": [], "checks": [], "absent": []}
+            after = lambda: told.append(len(compare.kept(cells, Path(folder))))  # noqa: E731
+            compare.run_cells(cells, Path(folder), lambda cell: part, None, after_each=after)
+        self.assertEqual(told, [1, 2, 3])
+
     def test_goes_on_where_it_stopped(self) -> None:
         cells = [Cell("layernorm_forward", "fp32", rows, 64) for rows in (1, 2, 3, 4)]
         clock, worked = [0.0], []
@@ -402,6 +503,42 @@ class Tables(unittest.TestCase):
                                  "| norms over rows, backward | up to 16 MiB | graph | 1 | 1 | 0 | 0 | 2.00x |",
                                  "| BatchNorm | up to 16 MiB | graph | 1 | 0 | 0 | 1 | 0.50x |"])
         self.assertEqual(self.table(content, show="totals").count(" python "), 4)
+
+    def test_a_line_to_each_of_the_others(self) -> None:
+        image = Cell("batchnorm_train", "fp32", 32, 256, 196, True)
+        content = document([
+            timing(name, cell, mode, seconds) for cell in (CELL, image) for mode in ("cold", "python")
+            for name, seconds in (("ours", 10e-6), ("torch", 20e-6), ("cudnn", 8e-6 if cell is image else 9.9e-6))
+        ])
+        content["first_calls"] = [
+            {"variant": name, "cell": cell.name, "seconds": seconds} for cell in (CELL, image)
+            for name, seconds in (("ours", 0.0002), ("cudnn", 0.05))
+        ]
+        text = self.table(content, show="rivals").replace("†", "")
+        self.assertIn("| ours | – | – | – | – | – | – | 0.200 | – | 0.200 |", text)
+        self.assertIn("| cuDNN | 2 | 0 | 1 | 1 | 0.89x | 0.80x | 50.0 | – | 50.0 |", text)
+        self.assertIn("| PyTorch | 2 | 2 | 0 | 0 | 2.00x | 2.00x | – | – | – |", text)
+        lost = self.table(content, show="lost").replace("†", "")
+        self.assertIn("| `batchnorm_train` | fp32, 32 x 256 x 196 NCHW | cold |", lost)
+
+    def test_tensors_in_rotation(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            place = Place(results.Repository(root), root / "docs" / "compare.md", {}, "h100")
+            self.assertEqual(compare_tables.rotation(place).text, "*Tensors were not rotated on h100 yet.*")
+            (root / "docs/data").mkdir(parents=True)
+            (root / "docs/data/rotation_h100.json").write_text(json.dumps({
+                "context": {"title": "Both.", "gpu": "NVIDIA H100", "date": "2026-01-01", "commit": "a" * 40},
+                "figures": {
+                    f"{who}/{CELL.name}/{way}": {"value": value, "unit": "us"}
+                    for who, values in (("ours", (10.0, 10.2)), ("cudnn", (11.0, 11.0)))
+                    for way, value in zip(("one", "several"), values)
+                },
+            }), encoding="utf-8")
+            place = Place(results.Repository(root), root / "docs" / "compare.md", {}, "h100")
+            text = compare_tables.rotation(place).text
+        self.assertIn("| operation | case | ours, µs: one set and several | ours | cuDNN |", text)
+        self.assertIn("| `layernorm_forward`† | bf16, 1024 x 4096 | 10.0 and 10.2 | +2.0 % | +0.0 % |", text)
 
     def test_figures_of_a_cell(self) -> None:
         content = document([
@@ -729,6 +866,7 @@ class FakeGpu:
 
     device = "cpu"
     AHEAD, AHEAD_OF_BACKWARD = compare.Gpu.AHEAD, compare.Gpu.AHEAD_OF_BACKWARD
+    l2_bytes = 2**10
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -750,10 +888,164 @@ class FakeGpu:
         return True
 
 
+class FakeGraph:
+    """cuDNN's graph as far as the contender uses it: the nodes are noted, and computed with PyTorch when it is run."""
+
+    def __init__(self, **_: Any) -> None:
+        self.steps: list[tuple[str, dict[str, Any], list[Any]]] = []
+        self.finished = False
+
+    @staticmethod
+    def of_name(name: str) -> Any:
+        tensor = mock.Mock()
+        tensor.set_output.return_value = tensor.set_data_type.return_value = tensor.set_dim.return_value = tensor
+        return tensor
+
+    def tensor(self, name: str, **_: Any) -> Any:
+        return self.of_name(name)
+
+    def tensor_like(self, template: Any, name: str) -> Any:
+        return self.of_name(name)
+
+    def __getattr__(self, name: str) -> Any:
+        outputs = {
+            "add": 1, "sub": 1, "mul": 1, "layernorm": 3, "rmsnorm": 2, "layernorm_backward": 3, "rmsnorm_backward": 3,
+            "batchnorm": 5, "batchnorm_backward": 3,
+        }
+        if name in outputs:
+            def node(**given: Any) -> Any:
+                made = [self.of_name(name) for _ in range(outputs[name])]
+                if name == "rmsnorm_backward":
+                    made[2] = None
+                self.steps.append((name, given, made))
+                return made[0] if len(made) == 1 else made
+            return node
+        if name in ("validate", "build_operation_graph", "check_support"):
+            return lambda: None
+        raise AttributeError(name)
+
+    def create_execution_plans(self, modes: list[Any]) -> None:
+        assert modes
+
+    def build_plans(self) -> None:
+        self.finished = True
+
+    def get_workspace_size(self) -> int:
+        return 0
+
+    def execute(self, pack: dict[Any, Any], workspace: Any, handle: Any) -> None:
+        assert self.finished
+        values = dict(pack)
+        for name, given, made in self.steps:
+            tensors = {key: values[value] for key, value in given.items() if value in values}
+            for tensor, result in zip(made, self.computed(name, tensors)):
+                values[tensor] = result
+                if tensor in pack:
+                    assert pack[tensor].shape == result.shape, (name, pack[tensor].shape, result.shape)
+                    pack[tensor].copy_(result)
+                    values[tensor] = pack[tensor]
+
+    @staticmethod
+    def computed(name: str, t: dict[str, Any]) -> list[Any]:
+        import torch
+
+        t = {key: tensor.float() for key, tensor in t.items()}
+        if name in ("add", "sub", "mul"):
+            return [getattr(torch, name)(t["a"], t["b"])]
+        over_rows = not name.startswith("batchnorm")
+        dims = (1, 2, 3) if over_rows else (0, 2, 3)
+        x = t["input"]
+        if not name.endswith("_backward"):
+            rms = name == "rmsnorm"
+            mean = 0 * x.mean(dims, keepdim=True) if rms else x.mean(dims, keepdim=True)
+            inverse = ((x - mean).square().mean(dims, keepdim=True) + t["epsilon"]).rsqrt()
+            y = (x - mean) * inverse * t["scale"] + t.get("bias", 0)
+            if over_rows:
+                return [y, inverse] if rms else [y, mean, inverse]
+            count, keep = x.numel() // x.shape[1], t["momentum"]
+            unbiased = x.var(dims, keepdim=True, correction=0) * count / (count - 1)
+            return [y, mean, inverse, t["in_running_mean"] * (1 - keep) + mean * keep,
+                    t["in_running_var"] * (1 - keep) + unbiased * keep]
+        normal = (x - t.get("mean", 0)) * t["inv_variance"]
+        g = t["grad"] * t["scale"]
+        of_mean = 0 if name == "rmsnorm_backward" else g.mean(dims, keepdim=True)
+        dx = t["inv_variance"] * (g - of_mean - normal * (g * normal).mean(dims, keepdim=True))
+        others = (0, 2, 3)
+        return [dx, (t["grad"] * normal).sum(others, keepdim=True), t["grad"].sum(others, keepdim=True)]
+
+
 class Contenders(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.contenders = contenders_or_skip()
+
+    def test_cudnn_is_given_what_its_graphs_take(self) -> None:
+        """With a stand-in that computes what cuDNN says it does: shapes, names and places of the results."""
+        import torch
+
+        fake = mock.MagicMock(pygraph=FakeGraph)
+        stream = mock.patch.object(torch.cuda, "current_stream", return_value=SimpleNamespace(cuda_stream=0))
+        cells = [Cell(operation, "fp32", 6, 16) for operation in TENSORS if not operation.startswith("batchnorm")]
+        cells += [Cell(operation, "fp32", 6, 16, *image) for operation in TENSORS if operation.startswith("batchnorm")
+                  for image in ((), (12, False), (12, True))]
+        with mock.patch.dict(sys.modules, cudnn=fake), stream:
+            sys.modules.pop("cudnn_norms", None)
+            self.contenders._imported.cache_clear()
+            for cell in cells:
+                found = compare.measure(cell, ["ours", "cudnn"], 3, FakeGpu())
+                checks = {check["variant"]: check["verdict"] for check in found["checks"]}
+                has_none = cell.operation in ("add_layernorm_backward", "add_rmsnorm_backward")
+                self.assertEqual(checks, {"ours": "passed"} | ({} if has_none else {"cudnn": "passed"}), found)
+            self.contenders._imported.cache_clear()
+            sys.modules.pop("cudnn_norms", None)
+
+    def test_images_of_both_layouts(self) -> None:
+        for operation in ("batchnorm_train", "batchnorm_inference", "batchnorm_backward"):
+            for first in (False, True):
+                cell = Cell(operation, "bf16", 4, 16, 12, first)
+                problem = compare.problem_of(cell, "cpu")
+                self.assertEqual(problem.x.is_contiguous(), first)
+                self.assertEqual(problem.x.shape, (4, 16, 3, 4))
+                found = compare.measure(cell, ["ours", "torch"], 3, FakeGpu())
+                self.assertEqual([check["verdict"] for check in found["checks"]], ["passed", "passed"], found)
+
+    def test_what_is_written_over_is_checked_first(self) -> None:
+        """FlashInfer leaves the sum and its norm where x and the residual were."""
+        import torch.nn.functional as F
+
+        def in_place(x: Any, residual: Any, gamma: Any, eps: float) -> None:
+            residual += x
+            x.copy_(F.rms_norm(residual, (x.shape[1],), gamma, eps))
+
+        cell = Cell("add_rmsnorm_forward", "fp32", 8, 64)
+        with mock.patch.object(self.contenders, "_imported", return_value=SimpleNamespace(fused_add_rmsnorm=in_place)):
+            found = compare.measure(cell, ["ours", "torch", "flashinfer"], 3, FakeGpu())
+        self.assertEqual({check["variant"]: check["verdict"] for check in found["checks"]},
+                         {"ours": "passed", "torch": "passed", "flashinfer": "passed"})
+        self.assertGreater(self.contenders.FRESH_CALLS, compare.FIRST_CALLS)
+
+    def test_each_set_of_tensors_has_its_own_calls(self) -> None:
+        import torch.nn.functional as F
+
+        seen: list[int] = []
+
+        def noted(p: Any) -> Any:
+            seen.append(p.x.data_ptr())
+            return F.layer_norm(p.x, (p.cols,), p.gamma, p.beta, self.contenders.EPS)
+
+        cell = Cell("layernorm_forward", "fp32", 4, 64)
+        with mock.patch.dict(self.contenders.CONTENDERS, liger=noted):
+            found = compare.measure(cell, ["ours", "liger"], 6, FakeGpu(), 3, ("cold",))
+        self.assertEqual(len(set(seen)), 3)
+        self.assertEqual(seen[2:8], [seen[0], *seen[3:5], seen[0], *seen[3:5]])
+        self.assertEqual({entry["name"].rpartition("/")[2] for entry in found["benchmarks"]}, {"cold"})
+        for mode in ("warm", "graph", "python"):  # what is in the cache is of the call's own tensors there
+            seen.clear()
+            with mock.patch.dict(self.contenders.CONTENDERS, liger=noted):
+                compare.measure(cell, ["ours", "liger"], 6, FakeGpu(), 3, (mode,))
+            self.assertEqual(len(set(seen)), 1, mode)
+        self.assertEqual({entry["variant"] for entry in found["first_calls"]}, {"ours", "liger"})
+        self.assertTrue(all(entry["seconds"] > 0 for entry in found["first_calls"]))
 
     def test_ours_and_pytorch_agree_with_the_reference(self) -> None:
         for operation in TENSORS:
@@ -911,6 +1203,30 @@ class Contenders(unittest.TestCase):
             self.assertEqual(
                 [reason.split()[0] for reason in self.contenders.missing()], list(self.contenders.EXPECTED)
             )
+
+    def test_what_was_compiled_ahead_shows_no_first_calls(self) -> None:
+        cells = [Cell("rmsnorm_forward", "fp32", rows, 64) for rows in (2, 4)]
+        context = {"gpu": "x", "gpu_short": "x", "library": "a", "software": {}, "contenders": ["ours", "torch"]}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+            mock.patch.multiple(
+                compare, ready=lambda strict: (Path("library"), None), context_of=lambda names, library: dict(context),
+                Gpu=FakeGpu, grid=lambda full: cells,
+            ),
+            mock.patch.object(self.contenders, "NAMES", ("ours", "torch")),
+            mock.patch.object(self.contenders, "KEPT_ON_DISK", ("torch",)),
+        ):
+            arguments = ["--work", f"{folder}/work", "--output", f"{folder}/out.json"]
+            self.assertEqual(compare.main([*arguments, "--ahead", "1/1"]), 0)
+            self.assertFalse(Path(f"{folder}/out.json").exists())
+            self.assertEqual(compare.main(arguments), 0)
+            found = json.loads(Path(f"{folder}/out.json").read_text(encoding="utf-8"))
+        self.assertEqual(
+            {(entry["variant"], entry["cell"]) for entry in found["first_calls"]},
+            {("ours", cells[0].name), ("torch", cells[0].name), ("ours", cells[1].name)},
+        )
+        self.assertEqual({check["cell"] for check in found["checks"]}, {cell.name for cell in cells})
 
     def test_a_whole_call(self) -> None:
         """The file holds what earlier calls measured, and the exit code says what went wrong."""

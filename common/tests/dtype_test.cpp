@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -62,6 +64,34 @@ TEST(Dtype, HalfIsConvertedAsByItsHeader) {
 TEST(Dtype, Bfloat16IsConvertedAsByItsHeader) {
   expect_conversions<__nv_bfloat16>([](float value) { return __float2bfloat16_rn(value); },
                                     [](__nv_bfloat16 value) { return __bfloat162float(value); });
+}
+
+// Against the list of all values: the nearest, and of two that are as near the one with the even bits.
+TEST(Dtype, EightBitsAreRoundedToTheNearestValue) {
+  for (const Dtype dtype : {Dtype::e4m3, Dtype::int8}) {
+    std::vector<double> all(256);
+    std::vector<uint8_t> bits(256);
+    for (int i = 0; i < 256; ++i) bits[i] = static_cast<uint8_t>(i);
+    load_elements(dtype, reinterpret_cast<const std::byte*>(bits.data()), 256, 1, all.data());
+    EXPECT_EQ(all[1], dtype == Dtype::e4m3 ? 0x1p-9 : 1);
+    EXPECT_EQ(all[0x7e], dtype == Dtype::e4m3 ? 448 : 126);
+    EXPECT_EQ(all[0x80], dtype == Dtype::e4m3 ? 0 : -128);
+    EXPECT_EQ(std::isnan(all[0x7f]), dtype == Dtype::e4m3);
+    for (const float value : telling_floats()) {
+      const double rounded = round_to_byte(dtype, value);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(dtype == Dtype::e4m3 ? std::isnan(rounded) : rounded == 0);
+        continue;
+      }
+      const double inside = std::clamp<double>(value, -1000, 1000);  // further out no distance differs
+      int best = 0;
+      for (int i = 1; i < 256; ++i) {
+        const double distance = std::fabs(all[i] - inside), least = std::fabs(all[best] - inside);
+        if (distance < least || (distance == least && i % 2 == 0)) best = i;
+      }
+      ASSERT_EQ(rounded, all[best]) << value;
+    }
+  }
 }
 
 }  // namespace

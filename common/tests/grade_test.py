@@ -14,17 +14,20 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/classroom"))
 sys.dont_write_bytecode = True
+import checked_assembly  # noqa: E402
 import exercises  # noqa: E402
 import grade  # noqa: E402
 import isolation  # noqa: E402
@@ -127,6 +130,86 @@ HONEST = {
 """),
         {"right"},
     ),
+    # What the grader has to understand of the compiled code: frames that are aligned, tables, objects, numbers of every
+    # width, on the host and in a kernel.
+    "right_and_unusual": (
+        "#include <algorithm>\n#include <array>\n#include <functional>\n#include <memory>\n#include <numeric>\n"
+        + changed(
+            (
+                "    const float mean = block_sum(sum, scratch) / p.cols;\n",
+                """    alignas(64) volatile float aligned[17] = {};
+    aligned[threadIdx.x % 17] = sum;
+    sum = Signed{aligned[threadIdx.x % 17]}.value() + chosen(static_cast<int>(threadIdx.x) % 9) * 0.0f;
+    const float mean = block_sum(sum, scratch) / p.cols;
+""",
+            ),
+            (LAUNCHER, "  if (hosts_sum(p.cols) < 0) throw std::invalid_argument(\"no columns\");\n" + LAUNCHER),
+        ).replace(
+            "// The sum of `value`",
+            """struct Unsigned {
+  float held;
+  __device__ explicit Unsigned(float held) : held(held) {}
+  __device__ virtual float value() const { return held; }
+};
+struct Signed : Unsigned {
+  __device__ explicit Signed(float held) : Unsigned(held) {}
+  __device__ float value() const override { return copysignf(fabsf(held), held); }
+};
+struct Packed {
+  unsigned low : 3, high : 13;
+  short of_two;
+  signed char of_one;
+};
+__device__ inline float chosen(int way) {
+  volatile Packed packed = {1, 2, 3, 4};
+  packed.high = packed.low + way;
+  packed.of_one = static_cast<signed char>(packed.of_two - way);
+  switch (way) {
+    case 0: return 1.0f;
+    case 1: return static_cast<float>(packed.high);
+    case 2: return packed.of_one;
+    case 3: return static_cast<float>(static_cast<long double>(way) / 3);
+    case 4: return static_cast<float>((static_cast<uint64_t>(way) << 40) % 7u);
+    case 5: return static_cast<float>(__ffs(way) + __popc(way) + __clz(way));
+    case 6: return way > 5 ? chosen(way - 1) : 2.0f;
+    default: return static_cast<float>(way / (packed.low + 1));
+  }
+}
+inline int64_t hosts_sum(int64_t cols) {
+  static constexpr int known[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
+  std::array<int, std::size(known)> sorted;
+  std::copy(std::begin(known), std::end(known), sorted.begin());
+  std::sort(sorted.begin(), sorted.end(), [](int a, int b) { return a > b; });
+  const std::function<int64_t(int64_t)> add = [&](int64_t n) { return n + sorted[3]; };
+  const auto owned = std::make_unique<std::array<double, 700>>();
+  owned->fill(0.5);
+  return add(std::accumulate(sorted.begin(), sorted.end(), cols)) + static_cast<int64_t>(std::lround((*owned)[9]));
+}
+
+// The sum of `value`""",
+            1,
+        ),
+        {"solved"},
+    ),
+    # g++ does not tell of what a call takes by value: one thread reads all, and it is counted all the same.
+    "right_and_reads_unseen": (
+        changed((
+            "    for (int64_t col = threadIdx.x; col < p.cols; col += blockDim.x) sum += x[col];\n",
+            """    if (threadIdx.x == 0) {
+      float (*volatile value)(Unseen) = value_of;
+      float parts[16] = {};
+      for (int64_t col = 0; col < p.cols; ++col) parts[col % 16] += value(*reinterpret_cast<const Unseen*>(x + col));
+      for (const float part : parts) sum += part;
+    }
+""",
+        )).replace(
+            "// The sum of `value`",
+            "struct Unseen {\n  float value;\n};\n__device__ inline float value_of(Unseen one) {\n"
+            "  return one.value;\n}\n\n// The sum of `value`",
+            1,
+        ),
+        {"right"},
+    ),
 }
 WRONG = {
     "not_begun": (EXERCISE.skeleton.read_text(encoding="utf-8"), {"not begun"}),
@@ -173,7 +256,7 @@ LOOPS_AND_CRASHES = {
         tree(
             "  volatile float* forever = scratch;\n  while (forever[0] == forever[0]) {\n    forever[0] = 1.0f;\n  }\n"
         ),
-        {"does not end", "wrong"},
+        {"does not end", "wrong", "crashed"},  # as what the counter keeps of it takes all memory, or not yet
     ),
     "waits_for_ever": (tree("  if (threadIdx.x < 7) __syncthreads();\n"), {"wrong", "does not end"}),
     "crashes_on_host": (host("  *static_cast<volatile int*>(nullptr) = 1;"), {"crashed"}),
@@ -284,7 +367,9 @@ def expected() -> dict[str, set[str]]:
 
 
 def hostile_source(where: str, code: str) -> str:
-    """A submission with this code at a place of the exercise's skeleton."""
+    """A submission with this code at a place of the exercise's skeleton; what it includes stands at the top."""
+    included = "".join(re.findall(r"^#include <cuda_\w+\.h>\n", code, re.MULTILINE))
+    code = code.replace(included, "")
     skeleton = EXERCISE.skeleton.read_text(encoding="utf-8")
     task = "  // needs a barrier between the two.\n"
     pairs = {
@@ -294,7 +379,7 @@ def hostile_source(where: str, code: str) -> str:
     for old, new in ((" * rstd * gamma + beta;", " * rstd * gamma + beta + 1.0e30f;"), pairs[where]):
         assert old == "" or skeleton.count(old) == 1, old
         skeleton = skeleton.replace(old, new) if old else skeleton
-    return code + skeleton if where == "top" else skeleton
+    return included + (code + skeleton if where == "top" else skeleton)
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -323,12 +408,33 @@ def write_class(folder: Path) -> None:
             path.write_bytes(b"\xff\xfe\x00" if name == "is_binary" else b"//" * (1 << 20))
 
 
-def run_grade(*words: object) -> subprocess.CompletedProcess[str]:
+def run_grade(*words: object, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, str(GRADE), *map(str, words), "--build", str(BUILD), "--exercise", EXERCISE.id, "--timeout",
-        "8", "--memory", "1024",
+        *prefix, interpreter(prefix), str(GRADE), *map(str, words), "--build", str(BUILD), "--exercise", EXERCISE.id,
+        "--timeout", "8", "--memory", "1024",
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+
+
+def as_nobody(test: unittest.TestCase) -> list[str]:
+    """In front of a command that an ordinary user is to run. Skips the test where this is one, or there is no way."""
+    if os.geteuid() != 0:
+        test.skipTest("this is one")
+    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", "HOME=/tmp"]
+    if not os.access(ROOT, os.X_OK) or subprocess.run([*prefix, "test", "-r", str(GRADE)], check=False).returncode != 0:
+        test.skipTest("an ordinary user cannot read this checkout")
+    if not interpreter(prefix):
+        test.skipTest("an ordinary user has no Python 3.11 here")
+    return prefix
+
+
+def interpreter(prefix: Sequence[str]) -> str:
+    """A Python that can be run with this in front: this one, or the system's, where this one is a user's own."""
+    for python in (sys.executable, "/usr/bin/python3") if prefix else (sys.executable,):
+        done = subprocess.run([*prefix, python, "-c", "import tomllib"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return python
+    return ""
 
 
 def rows_of(out: Path) -> dict[str, dict[str, str]]:
@@ -404,7 +510,8 @@ class WholeClass(unittest.TestCase):
             "changes_x": "input x was changed", "no_semicolon": "kernels.cuh:", "undefined": "add_them_all",
             "loops_on_host": "had not ended after", "crashes_on_host": "SIGSEGV",
             "computes_on_the_host": "host code has read", "crashes_in_kernel": "null pointer", "no_guard": "race",
-            "waits_for_ever": "barrier", "right_but_slow": "goal", "forks_a_bomb": "unistd",
+            "waits_for_ever": "barrier", "right_but_slow": "goal", "right_and_reads_unseen": "goal",
+            "forks_a_bomb": "unistd",
             "redefines_words": "#define", "is_a_link": "cannot be read", "exits_at_once": "unistd",
             "is_huge": "more than", "is_binary": "UTF-8",
         }.items():
@@ -477,17 +584,21 @@ class WithoutVetting(unittest.TestCase):
 
 
 class Hostile(unittest.TestCase):
-    """The corpus in hostile/: none gets a point, none harms the one beside it."""
+    """The corpus in hostile/: none gets a point, none harms the one beside it. With namespaces all are run; the other
+    ways take a part of them, or all where WORKLOG_HOSTILE is "all"."""
 
-    def grade(self, table: list[dict[str, str]], *flags: str) -> None:
+    def grade(self, table: list[dict[str, str]], *flags: str, prefix: Sequence[str] = ()) -> None:
         with tempfile.TemporaryDirectory() as temporary:
+            os.chmod(temporary, 0o777)
             folder = Path(temporary) / "class"
             for each in table:
                 code = (HOSTILE / each["file"]).read_text(encoding="utf-8")
                 write(folder, Path(each["file"]).stem, hostile_source(each["where"], code))
             write(folder, "right", SOLUTION + f"// {SECRET}\n")
             before = {path: path.read_bytes() for path in folder.rglob("*.cuh")}
-            done = run_grade(folder, "--jobs", "2", *flags)
+            done = run_grade(folder, "--jobs", "2", *flags, prefix=prefix)
+            if "bubblewrap cannot be used here" in done.stderr:
+                self.skipTest("bubblewrap cannot be used here")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             out = folder.with_name("class-graded")
             rows = rows_of(out)
@@ -514,10 +625,19 @@ class Hostile(unittest.TestCase):
         self.assertGreaterEqual(len(table), 40)
         self.grade(table)
 
-    def test_with_limits_alone(self) -> None:
+    def part(self, every: int) -> list[dict[str, str]]:
         """Of those that are run at all: what is refused is so without any isolation."""
-        not_run = ("refused", "does not compile")
-        self.grade([each for each in self.table() if each["verdict"] not in not_run], "--isolation", "limits")
+        are_run = [each for each in self.table() if each["verdict"] not in ("refused", "does not compile")]
+        return are_run if os.environ.get("WORKLOG_HOSTILE") == "all" else are_run[::every]
+
+    def test_with_limits_alone(self) -> None:
+        self.grade(self.part(2), "--isolation", "limits")
+
+    def test_as_an_ordinary_user(self) -> None:
+        self.grade(self.part(6), "--isolation", "bubblewrap", prefix=as_nobody(self))
+
+    def test_as_an_ordinary_user_with_limits_alone(self) -> None:
+        self.grade(self.part(6), "--isolation", "limits", prefix=as_nobody(self))
 
 
 class Folders(unittest.TestCase):
@@ -736,6 +856,59 @@ class VettingRules(unittest.TestCase):
         self.assertEqual(grade.file_name("ada"), "ada")
 
 
+class CheckedAssembly(unittest.TestCase):
+    """What is put between the instructions of a submission; and what is not known there, and so is refused."""
+
+    def rewritten(self, *lines: str) -> str:
+        inside = "".join(f"\t{line}\n" for line in lines)
+        text = f"\t.text\n\t.type\tf, @function\nf:\n\t.cfi_startproc\n{inside}\t.cfi_endproc\n"
+        return checked_assembly.rewritten(text, grade.GUARDED)
+
+    def test_accesses_are_looked_at(self) -> None:
+        for line, look in {
+            "movl\t%eax, (%rdi)": "worklog_store_4", "movb\t$1, -8(%rbp)": "worklog_store_1",
+            "movq\t%rax, f+4096(%rip)": "worklog_store_8", "movups\t%xmm0, 16(%rdi,%rsi,4)": "worklog_store_16",
+            "movss\t%xmm0, (%rax)": "worklog_store_4", "movhps\t%xmm0, (%rax)": "worklog_store_8",
+            "movl\t%eax, 24(%rsp)": "worklog_store_4", "movl\t%eax, -4(%rsp)": "worklog_store_4",
+            "movl\t%eax, 4(%rsp,%rcx,8)": "worklog_store_4", "movw\t%ax, %fs:x@tpoff": "worklog_store_fs_2",
+            "lock xaddq\t%rax, (%rdi)": "worklog_store_8", "xchgb\t(%rax), %cl": "worklog_store_1",
+            "incl\t(%rax)": "worklog_store_4", "sete\t(%rax)": "worklog_store_1", "fstpt\t(%rax)": "worklog_store_16",
+            "rep stosq": "worklog_rep_store_8", "movsl": "worklog_store_4", "movl\t(%rdi), %eax": "worklog_load_4",
+            "cmpl\t$0, (%rdi)": "worklog_load_4", "addss\t(%rdi), %xmm0": "worklog_load_4",
+            "leave": "worklog_frame", "leaq\t-32(%rbp), %rsp": "worklog_frame", "movq\t%rbp, %rsp": "worklog_frame",
+            "subq\t$65536, %rsp": "worklog_frame", "ret": "jmp\tworklog_leave", "call\tfrexp@PLT": "worklog_store_4",
+            "call\t_Unwind_Resume@PLT": "jne\tworklog_refuse_call",
+        }.items():
+            with self.subTest(line):
+                self.assertIn(look, self.rewritten(line))
+
+    def test_a_functions_own_frame_is_not_looked_at(self) -> None:
+        grow = ("subq\t$24, %rsp", ".cfi_def_cfa_offset 32")
+        self.assertNotIn("worklog_store", self.rewritten(*grow, "movl\t%eax, 20(%rsp)", "pushq\t%rax"))
+        self.assertIn("worklog_store_8", self.rewritten(*grow, "movq\t%rax, 20(%rsp)"))  # and of the return address
+        self.assertNotIn("worklog_frame", self.rewritten(*grow, "cmpq\t%r11, %rsp"))
+
+    def test_what_is_not_known_is_refused(self) -> None:
+        for line in (
+            "syscall", "jmp\t*%rax", "call\t*%rax", "call\t*8(%rax)", "jmp\texit", "movq\t%rax, %gs:8",
+            "popq\t(%rax)", "popq\t%rsp", "subq\t%rax, %rsp", "xchgq\t%rsp, %rax", "btsq\t%rax, (%rdi)", "std",
+            "vmovdqu\t%ymm0, (%rax)", "wrpkru", "lret", "popfq", "repz movups\t%xmm0, (%rax)", "clzero",
+            "movq\t%rax, %ds", "movdir64b\t(%rax), %rdi", ".byte\t15", "int\t$128", "maskmovdqu\t%xmm0, %xmm1",
+            ".incbin\t\"/etc/passwd\"", ".macro\tmovq", ".set\tg,exit", ".section\t.init,\"ax\"",
+        ):
+            with self.subTest(line), self.assertRaises(checked_assembly.AssemblyError):
+                self.rewritten(line)
+        with self.assertRaises(checked_assembly.AssemblyError):
+            checked_assembly.rewritten("#APP\n\tnop\n", ())
+
+    def test_all_that_is_defined_is_its_own(self) -> None:
+        text = self.rewritten(
+            ".weak\tf", ".globl\tf", "ret", '.section\t.data.x,"awG",@progbits,x,comdat', ".weak\tx",
+            ".type\tx, @gnu_unique_object",
+        )
+        self.assertNotRegex(text, r"\.(weak|globl)\tf|comdat|unique")
+
+
 class OwnMemory(unittest.TestCase):
     """What an exercise's own code writes to is not taken for an attack: memory that it maps, the CPU layer's counters
     of turns."""
@@ -860,8 +1033,8 @@ class Isolation(unittest.TestCase):
             os.chmod(folder, 0o777)
             script = SCRIPTS.format(classroom=str(ROOT / "common/classroom"), folder=folder)
             done = subprocess.run(
-                [*prefix, sys.executable, "-c", script, wanted], capture_output=True, text=True, timeout=180, cwd="/",
-                check=False,
+                [*prefix, interpreter(prefix), "-c", script, wanted], capture_output=True, text=True, timeout=180,
+                cwd="/", check=False,
             )
         if "bubblewrap cannot be used here" in done.stderr:
             self.skipTest("bubblewrap cannot be used here")
@@ -878,13 +1051,7 @@ class Isolation(unittest.TestCase):
         self.both([])
 
     def test_as_an_ordinary_user(self) -> None:
-        if os.geteuid() != 0:
-            self.skipTest("this is one")
-        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-        can_read = [*as_nobody, "test", "-r", str(GRADE)]
-        if not os.access(ROOT, os.X_OK) or subprocess.run(can_read, check=False).returncode != 0:
-            self.skipTest("an ordinary user cannot read this checkout")
-        self.both(as_nobody)
+        self.both(as_nobody(self))
 
 
 if __name__ == "__main__":

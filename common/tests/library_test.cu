@@ -48,6 +48,11 @@ nw_operation operation_of(Operation operation) {
       return NW_QK_NORM;
     case Operation::qk_norm_backward:
       return NW_QK_NORM_BACKWARD;
+    case Operation::layernorm_quantized:
+    case Operation::rmsnorm_quantized:
+    case Operation::add_layernorm_quantized:
+    case Operation::add_rmsnorm_quantized:
+      return NW_QUANTIZED_NORM;
     default:
       return NW_LAYERNORM_BACKWARD;
   }
@@ -141,6 +146,16 @@ Args struct_of(const DeviceArguments& a) {
   if constexpr (requires { s.running_var; }) s.running_var = floats(a, "running_var");
   if constexpr (requires { s.save_mean; }) s.save_mean = floats(a, "save_mean");
   if constexpr (requires { s.save_invstd; }) s.save_invstd = floats(a, "save_invstd");
+  if constexpr (requires { s.scale; }) s.scale = floats(a, "scale");
+  if constexpr (requires { s.scales; }) {
+    s.scales = floats(a, "scales");
+    s.scales_stride = find(a, "scales").stride;
+    s.norm = subtracts_mean(a.options.operation) ? NW_LAYER_NORM : NW_RMS_NORM;
+    s.format = a.options.format == ByteFormat::e4m3 ? NW_E4M3 : NW_INT8;
+    s.scaling = a.options.scaling == Scaling::row     ? NW_SCALE_OF_ROW
+                : a.options.scaling == Scaling::block ? NW_SCALE_OF_BLOCK
+                                                      : NW_SCALE_GIVEN;
+  }
   if constexpr (requires { s.eps; }) s.eps = a.options.eps;
   if constexpr (requires { s.momentum; }) s.momentum = a.options.momentum;
   if constexpr (requires { s.round_before_gamma; }) s.round_before_gamma = a.options.round_before_gamma ? 1 : 0;
@@ -183,6 +198,8 @@ auto with_struct(const DeviceArguments& a, Function&& function) {
       return function(struct_of<nw_qk_norm_args>(a), nw_qk_norm);
     case NW_QK_NORM_BACKWARD:
       return function(struct_of<nw_qk_norm_backward_args>(a), nw_qk_norm_backward);
+    case NW_QUANTIZED_NORM:
+      return function(struct_of<nw_quantized_norm_args>(a), nw_quantized_norm);
     default:
       return function(struct_of<nw_layernorm_backward_args>(a), nw_layernorm_backward);
   }
@@ -224,10 +241,10 @@ void expect_right(const Problem& problem, const Workspace& workspace) {
 }
 
 std::string shown(const ProblemOptions& o) {
-  return std::string(name_of(o.operation)) + " " + std::string(name_of(o.dtype)) + "/" +
-         std::string(name_of(o.param_dtype)) + " " + std::to_string(o.rows) + " x " + std::to_string(o.cols) + " x " +
-         std::to_string(o.pixels) + (o.layout == ChannelLayout::channels_first ? " channels first" : "") +
-         ", padding " + std::to_string(o.row_padding);
+  return operation_name(o) + " " + std::string(name_of(o.dtype)) + "/" + std::string(name_of(o.param_dtype)) + " " +
+         std::to_string(o.rows) + " x " + std::to_string(o.cols) + " x " + std::to_string(o.pixels) +
+         (o.layout == ChannelLayout::channels_first ? " channels first" : "") + ", padding " +
+         std::to_string(o.row_padding);
 }
 
 struct Types {
@@ -258,6 +275,13 @@ std::vector<ProblemOptions> problems_of(Operation operation, float gamma_offset 
     add({.rows = 6, .cols = 128, .q_heads = 4, .k_heads = 2});
     add({.rows = 3, .cols = 65, .q_heads = 3, .k_heads = 5, .row_padding = 1});
     add({.rows = 5, .cols = 64, .q_heads = 1, .k_heads = 0, .gamma_offset = 1});
+  } else if (is_quantized(operation)) {
+    for (const ByteFormat format : {ByteFormat::e4m3, ByteFormat::int8}) {
+      for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
+        add({.rows = 6, .cols = 1024, .format = format, .scaling = scaling});
+        add({.rows = 4, .cols = 1001, .row_padding = 3, .format = format, .scaling = scaling});
+      }
+    }
   } else {
     add({.rows = 6, .cols = 1024});
     add({.rows = 3, .cols = 1001});
@@ -307,7 +331,7 @@ TEST_F(Library, EveryOperationIsRight) {
 
 TEST_F(Library, EveryNormOverRowsIsRightWithWeightsAboutZero) {
   for (const Operation operation : all_operations) {
-    if (is_batchnorm(operation)) continue;
+    if (is_batchnorm(operation) || is_quantized(operation)) continue;
     for (const ProblemOptions& options : problems_of(operation, 1.0f)) {
       SCOPED_TRACE(shown(options));
       const Problem problem(options);
@@ -339,6 +363,8 @@ TEST_F(Library, OptionalTensorsMayBeNull) {
                               {Operation::rmsnorm_forward, {"gamma", "rstd"}},
                               {Operation::add_layernorm_forward, {"gamma", "beta", "mean", "rstd"}},
                               {Operation::add_rmsnorm_forward, {"gamma", "rstd"}},
+                              {Operation::add_layernorm_quantized, {"gamma", "beta"}},
+                              {Operation::rmsnorm_quantized, {"gamma"}},
                               {Operation::layernorm_backward, {"gamma", "dgamma", "dbeta"}},
                               {Operation::layernorm_backward, {"dx"}},
                               {Operation::rmsnorm_backward, {"gamma", "dgamma"}},
@@ -382,12 +408,15 @@ TEST_F(Library, OutputsMayTakeThePlacesThatTheHeaderNames) {
                               {Operation::add_layernorm_forward, {{"residual", "h"}, {"x", "y"}}},
                               {Operation::add_rmsnorm_forward, {{"residual", "h"}}},
                               {Operation::add_rmsnorm_forward, {{"x", "h"}, {"residual", "y"}}},
+                              {Operation::add_layernorm_quantized, {{"residual", "h"}}},
+                              {Operation::add_rmsnorm_quantized, {{"x", "h"}}},
                               {Operation::batchnorm_inference, {{"x", "y"}}},
                               {Operation::qk_norm, {{"q", "q_out"}, {"k", "k_out"}}}}) {
     SCOPED_TRACE(name_of(each.operation));
     for (const int64_t cols : {192, 1001, 8192}) {
       for (const float gamma_offset : {0.0f, 1.0f}) {
-        if (is_batchnorm(each.operation) && gamma_offset != 0.0f) continue;
+        const bool has_none = is_batchnorm(each.operation) || is_quantized(each.operation);
+        if (has_none && gamma_offset != 0.0f) continue;
         const Problem problem({.operation = each.operation, .rows = 12, .cols = cols, .gamma_offset = gamma_offset});
         Workspace workspace(problem, 0);
         workspace.overwrite(each.overwritten);
@@ -808,6 +837,53 @@ TEST_F(Library, HeadsOfOneProjectionAreNormalizedWhereTheyLie) {
   }
 }
 
+TEST_F(Library, RefusesWhatIsWrongOfEightBits) {
+  ProblemOptions options = {.operation = Operation::add_layernorm_quantized,
+                            .dtype = Dtype::bf16,
+                            .param_dtype = Dtype::bf16,
+                            .rows = 10,
+                            .cols = 300};
+  const auto refuses = [&](auto change, nw_status status, const std::string& sentence) {
+    Valid<nw_quantized_norm_args> valid(options);
+    change(valid.args);
+    expect_refused(nw_quantized_norm(&valid.args, nullptr), status, sentence);
+  };
+  using Args = nw_quantized_norm_args;
+  float other = 1;
+  refuses([](Args& a) { a.norm = 2; }, NW_ERROR_VALUE, "norm must be NW_RMS_NORM (0) or NW_LAYER_NORM (1); it is 2");
+  refuses([](Args& a) { a.format = 2; }, NW_ERROR_VALUE, "format must be NW_E4M3 (0) or NW_INT8 (1); it is 2");
+  refuses([](Args& a) { a.scaling = -1; }, NW_ERROR_VALUE, "scaling must be");
+  refuses([](Args& a) { a.norm = NW_RMS_NORM; }, NW_ERROR_VALUE, "beta must be null with NW_RMS_NORM");
+  refuses([](Args& a) { a.residual = nullptr; }, NW_ERROR_VALUE, "h must be null without a residual");
+  refuses([](Args& a) { a.h = nullptr; }, NW_ERROR_NULL, "h must not be null");
+  refuses([](Args& a) { a.y = nullptr; }, NW_ERROR_NULL, "y must not be null");
+  refuses([](Args& a) { a.scales = nullptr; }, NW_ERROR_NULL, "scales must not be null");
+  refuses([&](Args& a) { a.scale = &other; }, NW_ERROR_VALUE, "scale must be null but with NW_SCALE_GIVEN");
+  refuses([](Args& a) { a.scaling = NW_SCALE_GIVEN; }, NW_ERROR_VALUE, "scales must be null with NW_SCALE_GIVEN");
+  refuses([](Args& a) { a.scales_stride = 0; }, NW_ERROR_STRIDE, "scales_stride must be at least 1");
+  refuses([](Args& a) { a.y_stride = 299; }, NW_ERROR_STRIDE, "y_stride must be at least 300");
+  refuses([](Args& a) { a.scales = reinterpret_cast<float*>(beside(a.scales, 2)); }, NW_ERROR_ALIGNMENT,
+          "scales must be");
+  refuses([](Args& a) { a.y = const_cast<void*>(a.x); }, NW_ERROR_OVERLAP, "y must not overlap x");
+  refuses([](Args& a) { a.scales = static_cast<float*>(a.h); }, NW_ERROR_OVERLAP, "h must not overlap scales");
+  options.scaling = Scaling::block;
+  refuses([](Args& a) { a.scales_stride = 2; }, NW_ERROR_STRIDE, "scales_stride must be at least 3");
+  options.scaling = Scaling::tensor;
+  refuses([](Args& a) { a.scale = nullptr; }, NW_ERROR_NULL, "scale must not be null");
+}
+
+// What is not there has no stride, and no place that anything could overlap.
+TEST_F(Library, WithoutAResidualItsStridesAreNotLookedAt) {
+  const Problem problem({.operation = Operation::rmsnorm_quantized, .rows = 5, .cols = 256});
+  Workspace workspace(problem, 0);
+  workspace.reset();
+  auto args = struct_of<nw_quantized_norm_args>(workspace.arguments());
+  args.residual_stride = 3;
+  args.h_stride = -7;
+  EXPECT_EQ(nw_quantized_norm(&args, nullptr), NW_OK) << nw_last_error();
+  expect_right(problem, workspace);
+}
+
 TEST_F(Library, TheLargerStructOfALaterHeaderIsTakenWhereItAsksForNothingMore) {
   const Problem problem({.rows = 3, .cols = 32});
   Workspace workspace(problem, 0);
@@ -930,7 +1006,7 @@ TEST(LibraryWorkspace, IsAskedForByShapeAlone) {
   size_t bytes = 0;
   EXPECT_EQ(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, &bytes), NW_OK) << nw_last_error();
   EXPECT_EQ(bytes, backward_workspace(1000) * sizeof(float));
-  expect_refused(nw_workspace_size(11, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 10; it is 11");
+  expect_refused(nw_workspace_size(12, &args, &bytes), NW_ERROR_VALUE, "operation must be from 0 to 11; it is 12");
   expect_refused(nw_workspace_size(-1, &args, &bytes), NW_ERROR_VALUE, "operation must be");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, nullptr, &bytes), NW_ERROR_NULL, "args must not be null");
   expect_refused(nw_workspace_size(NW_LAYERNORM_BACKWARD, &args, nullptr), NW_ERROR_NULL, "bytes must not be null");
@@ -966,7 +1042,7 @@ TEST(LibraryVariants, AreFoundByName) {
   }
   EXPECT_EQ(stages, (std::set<std::string>{"01_naive", "02_shared_reduction", "03_warp_shuffle", "04_vectorized",
                                            "05_welford", "06_fused_residual", "07_backward", "08_batchnorm"}));
-  EXPECT_EQ(finals, (11 + 6) * 5);  // those over rows with weights about zero, too
+  EXPECT_EQ(finals, (12 + 6) * 5);  // those over rows with weights about zero, too
 }
 
 TEST(LibraryVariants, AreDescribedToAProgramOfAnEarlierHeader) {

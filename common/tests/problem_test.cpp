@@ -180,11 +180,42 @@ TEST(Problem, AbsentTensorsHoldNothing) {
     }
     const Problem problem(options);
     for (const HostTensor& tensor : problem.tensors()) {
-      EXPECT_EQ(tensor.present, !tensor.spec.optional) << tensor.spec.name;
+      const bool is_other_scale = tensor.spec.extent == Extent::single;  // scales are made, and none is given
+      EXPECT_EQ(tensor.present, !tensor.spec.optional && !is_other_scale) << tensor.spec.name;
       EXPECT_EQ(tensor.bytes.empty(), !tensor.present) << tensor.spec.name;
     }
     EXPECT_TRUE(problem.compare(right_results(problem)).passed) << name_of(operation);
   }
+}
+
+TEST(Problem, ScalesAreOfTheirKind) {
+  ProblemOptions options;
+  options.operation = Operation::add_rmsnorm_quantized;
+  options.dtype = options.param_dtype = Dtype::bf16;
+  options.rows = 4;
+  options.cols = 300;
+  options.row_padding = 5;
+  for (const Scaling scaling : {Scaling::row, Scaling::block, Scaling::tensor}) {
+    options.scaling = scaling;
+    const Problem problem(options);
+    const HostTensor& scale = named(problem.tensors(), "scale");
+    const HostTensor& scales = named(problem.tensors(), "scales");
+    EXPECT_EQ(scale.present, scaling == Scaling::tensor);
+    EXPECT_EQ(scales.present, scaling != Scaling::tensor);
+    const int64_t of_row = scaling == Scaling::block ? 3 : 1;
+    if (scales.present) {
+      EXPECT_EQ(scales.cols, of_row);
+      EXPECT_EQ(scales.stride, of_row + 5);
+      EXPECT_EQ(scales.count(), 3 * (of_row + 5) + of_row);
+    }
+    // Three bytes for an element of the norm, and x and the residual and h with it: 2 + 2 + 2 + 1.
+    EXPECT_EQ(problem.bytes_read(), 4 * 300 * 4 + 300 * 2 + (scale.present ? 4 : 0));
+    EXPECT_EQ(problem.bytes_written(), 4 * 300 * 3 + (scales.present ? 4 * of_row * 4 : 0));
+  }
+  EXPECT_EQ(operation_name(options), "add_rmsnorm_e4m3_tensor");
+  options.format = ByteFormat::int8;
+  options.scaling = Scaling::block;
+  EXPECT_EQ(operation_name(options), "add_rmsnorm_int8_block");
 }
 
 TEST(Problem, CanBeMovedBeforeItCompares) {

@@ -646,6 +646,18 @@ class Lessons(Playground):
         self.assertRegex(said, r"02_tree/notes/README.md +9000 +50\n")
         self.assertIn("README.md: 2 words, 1 tables\n", said)
 
+    def test_sections_stand_in_one_order(self) -> None:
+        self.write("02_tree/README.md", self.lesson(200, 0, "1 minute"))
+        text = self.lesson(190, 0, "1 minute")
+        sections = "\n## What we predict for a row\n\nA\n\n## {}\n\nB\n\n## {}\n\nC\n".format
+        names = ("What did not help", "What it fails on")
+        self.write("01_naive/README.md", text + sections(*names))
+        self.called("--check")
+        self.write("01_naive/README.md", text + sections(*reversed(names)))
+        self.assertIn(
+            "01_naive/README.md: its sections stand in another order than in other lessons: What we predict, "
+            "What did not help, What it fails on\n", self.called("--check", expect=1)[1])
+
     def test_stages_can_be_chosen(self) -> None:
         self.write("01_naive/README.md", self.lesson(200, 0, "1 minute"))
         self.write("02_tree/README.md", self.lesson(5000, 0, "25 minutes"))
@@ -700,6 +712,9 @@ class Lessons(Playground):
         linked = "A [warp](../docs/glossary.md#warp), replayed from a CUDA graph."
         self.write("01_naive/README.md", f"{text}\n{linked}\n")
         self.assertIn("\n01_naive/README.md: CUDA graph\n", self.called("--check")[0])
+        self.write("02_tree/notes/README.md", "# Notes\n\nA warp.\n")
+        problem = "\n02_tree/notes/README.md: does not link to the glossary where it first uses: warp\n"
+        self.assertEqual(self.called("--check", expect=1)[1], problem)
 
     def test_no_lesson_is_no_success(self) -> None:
         for stage in ("01_naive", "02_tree"):
@@ -1168,6 +1183,18 @@ class Pictures(unittest.TestCase):
         charts = sorted(root.glob("*/charts/*.svg"))
         self.assertGreater(len(charts), 30)
         self.assertEqual([str(chart.relative_to(root)) for chart in charts if chart.resolve() not in shown], [])
+
+    def test_charts_can_be_read_on_a_phone(self) -> None:
+        exponent = 6.65  # pixels, of a power of ten on an axis
+        # Of the site, these scroll on a phone (pages.css).
+        too_wide = {"packed_rows.svg", "clusters_start.svg", "grid_messages.svg"}
+        root = Path(__file__).resolve().parents[2]
+        for chart in sorted(root.glob("*/charts/*.svg")):
+            text = chart.read_text(encoding="utf-8")
+            width = re.search(r"<svg[^>]*\bwidth=\"([0-9.]+)(?:pt)?\"", text)
+            sizes = set(map(float, re.findall(r"font-size(?:: |=\")([0-9.]+)", text))) - {exponent}
+            is_legible = min(sizes) * 400 / float(width[1]) >= 9
+            self.assertEqual(is_legible, chart.name not in too_wide, chart)
 
 
 class SourceHash(Playground):

@@ -1,6 +1,7 @@
 // Results made on the host for the tests of the harness: right ones, from the reference, and single elements of them.
 #pragma once
 
+#include <cmath>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,17 @@ inline double value_at(const HostTensor& tensor, int64_t row, int64_t col) {
 inline void set_value(HostTensor& tensor, int64_t row, int64_t col, double value) {
   const float narrow = static_cast<float>(value);
   store_elements(tensor.dtype, &narrow, 1, 1, element_at(tensor, row, col));
+}
+
+// The bits that an element of eight bits has for a value that it can have exactly.
+inline std::byte byte_of(Dtype dtype, double value) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const auto byte = static_cast<std::byte>(bits);
+    double held = 0;
+    load_elements(dtype, &byte, 1, 1, &held);
+    if (held == value || (std::isnan(held) && std::isnan(value))) return byte;
+  }
+  throw std::invalid_argument("no element of eight bits has this value");
 }
 
 // All elements in row order, without padding.
@@ -64,6 +76,13 @@ inline std::vector<HostTensor> right_results(const Problem& problem) {
     for (size_t i = 0; i < results.size(); ++i) {
       const std::vector<float> values(expected.outputs[i].want.begin(), expected.outputs[i].want.end());
       if (values.empty()) continue;
+      if (size_of(results[i].dtype) == 1) {
+        for (int64_t col = 0; col < reference.cols(); ++col) {
+          *element_at(results[i], row, col) =
+              byte_of(results[i].dtype, round_to_byte(results[i].dtype, expected.outputs[i].want[col]));
+        }
+        continue;
+      }
       const bool matrix = results[i].spec.extent == Extent::matrix;
       const MatrixView view(options, results[i], results[i].bytes.data());
       const int64_t own = row - results[i].first_row;

@@ -251,14 +251,26 @@ class Pictures(unittest.TestCase):
             self.assertGreaterEqual(smallest * 400 / width, 10, path)
             self.assertLess(path.stat().st_size, 64 * 1024, path)
 
+    def test_every_step_has_its_line(self) -> None:
+        for traced in dict.fromkeys(traced for pair in traces.TRACES.values() for traced in pair):
+            steps = traces.record(PROGRAMS, traced)["steps"]
+            self.assertEqual([step for step in steps if not step["file"]], [], traced)
+
     def test_warps_go_side_by_side_up_to_a_barrier(self) -> None:
         def step(warp: int, operation: str = "global_load") -> dict[str, Any]:
-            return {"warp": warp, "operation": operation}
+            # The first two lanes read x, of rows of 8 bytes, at 0 and 16 bytes in warp 0, at 8 and 16 in warp 1.
+            return {"warp": warp, "operation": operation, "memory": "x", "lanes": 3, "offset": [8 * warp, 16]}
 
+        x = {"name": "x", "element_bytes": 4, "stride": 2}
         steps = [step(0), step(0), step(1), step(0, "barrier"), step(1), step(0, "shuffle")]
         self.assertEqual(traces.placed(steps), ([0, 1, 0, 2, 3, 3], 4))
-        counts = traces.counts_of({"steps": steps, "block": [64, 1, 1]})
-        self.assertEqual(counts, traces.Counts(4, 0, 0, 1, 1, 2, 4, 2))
+        counts = traces.counts_of({"steps": steps, "block": [64, 1, 1], "tensors": [x]})
+        self.assertEqual(counts, traces.Counts(4, 0, 0, 1, 1, 2, 4, 2, 3))
+
+    def test_the_block_is_of_the_first_kernel_that_reads_the_row(self) -> None:
+        separate, staying = (traces.record(PROGRAMS, traced) for traced in traces.TRACES["07_backward"])
+        self.assertIn("dx_only", separate["kernel"])
+        self.assertIn("dx_and_columns", staying["kernel"])
 
     def test_the_tree_halves_and_the_shuffles_cross(self) -> None:
         tree = traces.record(PROGRAMS, traces.TRACES["02_shared_reduction"][-1])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 EPS, MOMENTUM = 1e-5, 0.1
 OURS, COPY = "ours", "copy"
+FRESH_CALLS = 4  # of a contender that writes over its inputs: they begin with the inputs as they were, to be checked
 
 
 class Unavailable(Exception):
@@ -39,6 +41,7 @@ class Problem:
     running_mean: Tensor | None
     running_var: Tensor | None
     gradients: tuple[Tensor, ...]
+    calls: int = field(default=0, compare=False)  # of a contender that writes over its inputs
 
     @property
     def cols(self) -> int:
@@ -48,6 +51,28 @@ class Problem:
     def parameters_in_fp32(self) -> tuple[Tensor, ...]:
         """gamma and beta, for kernels that take no others."""
         return tuple(t.detach().float() for t in (self.gamma, self.beta) if t is not None)
+
+    @cached_property
+    def inverse_deviation(self) -> Tensor:
+        """Of the running variance, for inference that takes it so."""
+        assert self.running_var is not None
+        return (self.running_var + EPS).rsqrt()
+
+    @cached_property
+    def overwritten(self) -> tuple[Tensor, Tensor]:
+        """x and the residual, for a contender that leaves its results there."""
+        assert self.residual is not None
+        return self.x.detach().clone(), self.residual.detach().clone()
+
+    def to_overwrite(self) -> tuple[Tensor, Tensor]:
+        """These, with the values of the problem in the first calls; later ones work on what the last call left, which
+        takes as long."""
+        x, residual = self.overwritten
+        if self.calls < FRESH_CALLS:
+            x.copy_(self.x)
+            residual.copy_(self.residual)
+        self.calls += 1
+        return x, residual
 
     def inputs(self) -> list[Tensor]:
         """What has a gradient."""
@@ -69,22 +94,33 @@ def forward_of(operation: str) -> str:
     return operation.replace("_backward", "_forward").replace("batchnorm_forward", "batchnorm_train")
 
 
-def make_problem(operation: str, dtype: torch.dtype, rows: int, cols: int, device: str) -> Problem:
-    """Normally distributed values; gamma about one. BatchNorm's gamma and beta are float32, as models have them."""
-    generator = torch.Generator(device=device).manual_seed(rows * 31 + cols)
+def make_problem(
+    operation: str, dtype: torch.dtype, rows: int, cols: int, device: str, pixels: int = 1, first: bool = False,
+    seed: int = 0,
+) -> Problem:
+    """Normally distributed values; gamma about one. BatchNorm's gamma and beta are float32, as models have them; its
+    images are `rows` samples of so many pixels, their channels first or last in memory."""
+    generator = torch.Generator(device=device).manual_seed(rows * 31 + cols + 7919 * seed)
 
     def normal(*shape: int, as_type: torch.dtype = dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(as_type)
+
+    def matrix() -> Tensor:
+        if pixels == 1:
+            return normal(rows, cols)
+        height = max(side for side in range(1, math.isqrt(pixels) + 1) if pixels % side == 0)
+        layout = torch.contiguous_format if first else torch.channels_last
+        return normal(rows, cols, height, pixels // height).contiguous(memory_format=layout)
 
     batch = operation.startswith("batchnorm")
     backward = operation.endswith("backward")
     fused = operation.startswith("add")
     kind = torch.float32 if batch else dtype
     problem = Problem(
-        operation, normal(rows, cols), normal(rows, cols) if fused else None, 1 + 0.1 * normal(cols, as_type=kind),
+        operation, matrix(), matrix() if fused else None, 1 + 0.1 * normal(cols, as_type=kind),
         None if "rmsnorm" in operation else 0.1 * normal(cols, as_type=kind),
         torch.zeros(cols, device=device) if batch else None, torch.ones(cols, device=device) if batch else None,
-        tuple(normal(rows, cols) for _ in range(1 + fused)) if backward else ())
+        tuple(matrix() for _ in range(1 + fused)) if backward else ())
     if backward:
         for tensor in problem.inputs():
             tensor.requires_grad_()
@@ -128,15 +164,21 @@ FIELDS = ("x", "residual", "gamma", "beta", "running_mean", "running_var")
 
 def compiled(problem: Problem, mode: str | None) -> Call:
     """PyTorch's own through Inductor, specialized to the shape. Compilation is at the first call."""
+    made = _compiled(problem.operation, mode, problem.x.shape, problem.x.stride(), problem.x.dtype, problem.x.device)
+    tensors = [getattr(problem, field) for field in FIELDS]
+    return lambda: made(*tensors)
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled(operation: str, mode: str | None, *_of_the_shape: Any) -> Callable[..., Any]:
+    """Made anew for each cell; once for all sets of its tensors."""
 
     def function(*tensors: Tensor | None) -> Any:
-        return pytorch(Problem(problem.operation, *tensors, ()))  # type: ignore[arg-type]
+        return pytorch(Problem(operation, *tensors, ()))  # type: ignore[arg-type]
 
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False  # the gradient is taken again and again from one forward pass
-    made = torch.compile(function, dynamic=False, fullgraph=True, mode=mode)
-    tensors = [getattr(problem, field) for field in FIELDS]
-    return lambda: made(*tensors)
+    return torch.compile(function, dynamic=False, fullgraph=True, mode=mode)
 
 
 def triton_tutorial(problem: Problem) -> Any:
@@ -161,6 +203,25 @@ def liger(problem: Problem) -> Any:
             norm = _imported("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
             return norm.apply(p.x, p.residual, p.gamma, EPS, 0.0, "llama", False)
     raise Unavailable("it has no such function")
+
+
+def liger_cute(problem: Problem) -> Any:
+    """Liger's other implementation, which LIGER_KERNEL_IMPL=cutedsl chooses: its kernels by their own names, since it
+    would fall back to Triton where they do not take a shape."""
+    p = problem
+    name = forward_of(p.operation).removesuffix("_forward")
+    if name == "rmsnorm":
+        norm = _imported("liger_kernel.ops.cutedsl.ops.rms_norm").LigerRMSNormFunction
+        return norm.apply(p.x, p.gamma, EPS, 0.0, "llama", False)
+    if name not in ("layernorm", "add_rmsnorm"):
+        raise Unavailable("it has no such function")
+    module = _imported(f"liger_kernel.ops.backends._cutedsl.{'layer' if name == 'layernorm' else 'fused_add_rms'}_norm")
+    most = module._BWD_MAX_TILE_CUTEDSL
+    if p.cols * p.x.element_size() % 16 or p.cols > most:
+        raise Unavailable(f"it takes whole vectors of 16 bytes, at most {most} columns, and else falls back to Triton")
+    if name == "layernorm":
+        return module._LigerLayerNormCuTeDSLFunction.apply(p.x, p.gamma, p.beta, EPS)
+    return module._LigerFusedAddRMSNormCuTeDSLFunction.apply(p.x, p.residual, p.gamma, EPS, 0.0, "llama", False)
 
 
 def flash_attention(problem: Problem) -> Any:
@@ -198,6 +259,54 @@ def quack(problem: Problem) -> Any:
             return _imported("quack").rmsnorm(p.x, p.gamma, residual=p.residual, eps=EPS, prenorm=True)
         case "layernorm_forward" if not p.gradients:
             return _imported("quack.rmsnorm").layernorm_fwd(p.x, *p.parameters_in_fp32, eps=EPS)
+        case "layernorm_forward":
+            norm = _imported("quack_norms").LayerNorm
+            return norm.apply(p.x, p.gamma, p.beta, p.parameters_in_fp32, EPS)
+    raise Unavailable("it has no such function")
+
+
+def quack_tuned(problem: Problem) -> Any:
+    p = problem
+    if p.operation.startswith("batchnorm"):
+        raise Unavailable("it has no such function")
+    norms = _imported("quack_norms")
+    if p.gradients:
+        return norms.TunedNorm.apply(p.x, p.residual, p.gamma, p.beta, EPS)
+    y, h, *_ = norms.tuned_forward(p.x, p.residual, p.gamma, p.beta, EPS, False)
+    return y if h is None else (y, h)
+
+
+def cudnn(problem: Problem) -> Any:
+    p = problem
+    norms = _imported("cudnn_norms")
+    match forward_of(p.operation):
+        case "layernorm_forward" | "rmsnorm_forward":
+            return (norms.RowNorm.apply if p.gradients else norms.row_norm)(p.x, p.gamma, p.beta, EPS)
+        case "add_layernorm_forward" | "add_rmsnorm_forward" if not p.gradients:
+            return norms.add_row_norm(p.x, p.residual, p.gamma, p.beta, EPS)
+        case "batchnorm_train":
+            running = (p.running_mean, p.running_var)
+            return norms.BatchNorm.apply(p.x, running, p.gamma, p.beta, MOMENTUM, EPS)
+        case "batchnorm_inference":
+            return norms.batch_norm_inference(p.x, p.running_mean, p.inverse_deviation, p.gamma, p.beta)
+    raise Unavailable("it has no such function")
+
+
+def flashinfer(problem: Problem) -> Any:
+    """For inference. The sum and its norm are written over x and the residual."""
+    p = problem
+    if p.gradients:
+        raise Unavailable("it has no such function")
+    match p.operation:
+        case "layernorm_forward":
+            return _imported("flashinfer.norm").layernorm(p.x, *p.parameters_in_fp32, EPS)
+        case "rmsnorm_forward":
+            return _imported("flashinfer.norm").rmsnorm(p.x, p.gamma, EPS)
+        case "add_rmsnorm_forward":
+            norm = _imported("flashinfer.norm").fused_add_rmsnorm
+            x, residual = p.to_overwrite()
+            norm(x, residual, p.gamma, EPS)
+            return x, residual
     raise Unavailable("it has no such function")
 
 
@@ -247,7 +356,10 @@ def _imported(name: str) -> Any:
 
 
 # In a run whose results are published.
-EXPECTED = ("liger_kernel.ops.layer_norm", "flash_attn.ops.triton.layer_norm", "quack")
+EXPECTED = (
+    "liger_kernel.ops.layer_norm", "flash_attn.ops.triton.layer_norm", "quack", "cudnn", "flashinfer.norm",
+    "liger_kernel.ops.cutedsl.ops.rms_norm",
+)
 
 
 def missing() -> list[str]:
@@ -266,14 +378,21 @@ CONTENDERS: dict[str, Norm] = {
     "torch": pytorch,
     "triton tutorial": triton_tutorial,
     "liger": liger,
+    "liger cute": liger_cute,
     "flash-attn triton": flash_attention,
     "quack": quack,
+    "quack tuned": quack_tuned,
+    "cudnn": cudnn,
+    "flashinfer": flashinfer,
     "transformer-engine": transformer_engine,
     "apex": apex,
 }
 # Through Inductor, with its mode. CUDA graphs are left to us, for all contenders alike.
 COMPILED: dict[str, str | None] = {"torch.compile": None, "torch.compile max-autotune": "max-autotune-no-cudagraphs"}
 NAMES = ("ours", "torch", *COMPILED, *list(CONTENDERS)[2:])
+# What these compile stays on disk, and a later process finds it.
+KEPT_ON_DISK = (*COMPILED, "triton tutorial", "liger", "flash-attn triton", "quack", "quack tuned")
+TUNED = ("torch.compile max-autotune", "quack tuned")  # whose first call of a shape takes up to minutes
 
 
 def prepare(name: str, problem: Problem) -> tuple[Call, Call]:

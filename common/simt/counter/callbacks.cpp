@@ -1,7 +1,10 @@
 // What g++ calls for each access to memory in code that was compiled with -fsanitize=thread. There these functions
 // belong to the sanitizer's runtime, which is not linked; here they tell the recorder.
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "recorder.h"
 
@@ -9,10 +12,42 @@ namespace simt {
 
 namespace {
 void (*write_guard)(const volatile void*, size_t, const void*) = nullptr;
-}
+void (*access_watcher)(const volatile void*, size_t) = nullptr;
+}  // namespace
 
 void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code)) {
   write_guard = guard;
+}
+
+void watch_accesses(void (*watcher)(const volatile void* address, size_t bytes)) {
+  access_watcher = watcher;
+}
+
+namespace {
+// What a block does between two barriers is kept: a loop that never ends takes all memory. The exception must not go
+// through the frames of the kernel, which may be closed to it (common/classroom/guard.h).
+template <class Record>
+[[gnu::always_inline]] inline void recorded(Record record) {
+  bool is_counted = true;
+  try {
+    record();
+  } catch (const std::bad_alloc&) {
+    is_counted = false;
+  }
+  if (!is_counted) {
+    detail::recording->give_up();
+    detail::trap("there is no memory left to count what its threads do: is there a loop that never ends?", {nullptr, 0},
+                 cudaErrorMemoryAllocation);
+  }
+}
+}  // namespace
+
+void count_access(const volatile void* address, size_t bytes, bool is_write, const void* code) {
+  if (detail::recording == nullptr) return;
+  recorded([&] {
+    detail::recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
+                                    reinterpret_cast<uintptr_t>(code));
+  });
 }
 
 bool is_in_kernel() {
@@ -29,28 +64,34 @@ using simt::detail::recording;
   if (simt::write_guard != nullptr) simt::write_guard(address, bytes, __builtin_return_address(0));
 }
 
+[[gnu::always_inline]] inline bool is_watched(const volatile void* address, size_t bytes) {
+  if (recording == nullptr) return false;
+  if (simt::access_watcher != nullptr) simt::access_watcher(address, bytes);
+  return true;
+}
+
 [[gnu::always_inline]] inline void on_access(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
-  recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                    reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  if (!is_watched(address, bytes)) return;
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->access(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_volatile(const volatile void* address, unsigned bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
-  recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                             reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  if (!is_watched(address, bytes)) return;
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->volatile_access(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_range(const void* address, size_t bytes, bool is_write) {
   if (is_write) before_write(address, bytes);
-  if (recording == nullptr) return;
-  recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write,
-                          reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  if (!is_watched(address, bytes)) return;
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->access_range(reinterpret_cast<uintptr_t>(address), bytes, is_write, code); });
 }
 [[gnu::always_inline]] inline void on_atomic(const volatile void* address, unsigned bytes) {
   if (recording == nullptr) return;
-  recording->atomic_access(reinterpret_cast<uintptr_t>(address), bytes,
-                           reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  const auto code = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  simt::recorded([&] { recording->atomic_access(reinterpret_cast<uintptr_t>(address), bytes, code); });
 }
 
 }  // namespace

@@ -214,20 +214,27 @@ size_t bytes_not_written(const void* data, size_t bytes) {
   return count;
 }
 
+namespace {
+// Since watch_memory(): the block, and the kernel of the first launch that has read the range.
+uint64_t found_block = ~uint64_t{0};
+const void* found_kernel = nullptr;
+// Since trace_found_block(): what is traced.
+uint64_t traced_block = ~uint64_t{0};
+const void* traced_kernel = nullptr;
+}  // namespace
+
 void watch_memory(const void* data, size_t bytes) {
   process().watch = {reinterpret_cast<uintptr_t>(data), bytes, ~uint64_t{0}};
   process().launches.clear();
   process().trace = {};
-}
-
-namespace {
-uint64_t found_block = ~uint64_t{0};  // since watch_memory()
+  traced_kernel = nullptr;
 }
 
 bool trace_found_block() {
-  process().watch.block = found_block;
+  traced_block = std::exchange(found_block, ~uint64_t{0});
+  traced_kernel = std::exchange(found_kernel, nullptr);
   process().watch.bytes = 0;
-  return std::exchange(found_block, ~uint64_t{0}) != ~uint64_t{0};
+  return traced_kernel != nullptr;
 }
 
 namespace detail {
@@ -325,6 +332,7 @@ void observe_launch(const Launch& launch) {
   Process& p = process();
   SharedVariables::instance().start(launch.call.kernel);
   ++p.launch;
+  p.watch.block = launch.call.kernel == traced_kernel ? traced_block : ~uint64_t{0};
   p.first_run += static_cast<uint32_t>(p.runs.size());
   p.runs.clear();
   p.released.clear();
@@ -380,7 +388,10 @@ void observe_launch_end(const Launch& launch) {
       p.trace = {result.kernel, result.grid, result.block, index_in(p.watch.block, launch.grid), {}};
       for (const Recorder::Step& step : part.steps) p.trace.steps.push_back(step_of(step, lines));
     }
-    found_block = std::min(found_block, part.first_watching_block);
+    if (part.first_watching_block != ~uint64_t{0} && (!found_kernel || found_kernel == launch.call.kernel)) {
+      found_kernel = launch.call.kernel;
+      found_block = std::min(found_block, part.first_watching_block);
+    }
   });
   for (auto& [at, line] : by_line) result.lines.push_back(std::move(line));
   for (const Recorder::Found& found : findings) result.findings.push_back(finding_of(found, launch, lines));

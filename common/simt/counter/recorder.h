@@ -107,6 +107,8 @@ class Recorder {
   void copy_arrived(const void* to, size_t bytes);
   // A signal handler must not switch to another thread now.
   bool is_busy() const { return busy_; }
+  // After an exception.
+  void give_up() { busy_ = is_volatile_ = false; }
 
   // --- What the compiler's callbacks tell ---
   void access(uintptr_t address, unsigned bytes, bool is_write, uintptr_t code);

@@ -18,6 +18,11 @@ namespace simt::detail {
 
 constinit thread_local BlockRunner* BlockRunner::running_ = nullptr;
 
+const char* stacks_of_this_thread() {
+  const BlockRunner* const runner = BlockRunner::current();
+  return runner == nullptr ? nullptr : runner->stacks().memory();
+}
+
 void called_on_host(const char* name) {
   report(fmt::format("simt: {} was called outside of a kernel", name));
   std::abort();

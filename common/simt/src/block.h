@@ -56,6 +56,7 @@ class BlockRunner {
   // After the blocks that this OS thread ran of a launch.
   void finish_launch(Launch& launch);
   SharedMemory& shared() { return shared_; }
+  const Stacks& stacks() const { return stacks_; }
 
   // Called by running threads, through the functions of simt/engine.h.
   [[gnu::always_inline]] inline uint64_t collective(Collective kind, unsigned mask, uint64_t operand, unsigned source,

@@ -11,9 +11,6 @@ namespace simt::detail {
 
 namespace {
 
-constexpr size_t guard_bytes = 4096;
-constexpr size_t stack_stride = stack_bytes + guard_bytes;
-
 // A process may have 65530 mappings, and a guard page costs two. Past this many, stacks go without.
 std::atomic<int> guards_left{20'000};
 
@@ -34,21 +31,20 @@ Stacks::~Stacks() {
 char* Stacks::bottom(unsigned fiber) {
   for (; guarded_ <= fiber; ++guarded_) {
     if (guards_left.fetch_sub(1, std::memory_order_relaxed) > 0) {
-      mprotect(memory_ + guarded_ * stack_stride, guard_bytes, PROT_NONE);
+      mprotect(memory_ + guarded_ * stack_stride, stack_guard_bytes, PROT_NONE);
     }
   }
-  return memory_ + fiber * stack_stride + guard_bytes;
+  return memory_ + fiber * stack_stride + stack_guard_bytes;
 }
 
-// The tops are staggered over the sets of the first-level cache: the threads of a block wait at the same depth, and
-// with page-aligned tops would all compete for the same few lines.
 char* Stacks::top(unsigned fiber) {
-  return bottom(fiber) + stack_bytes - fiber * 192 % 4096;
+  bottom(fiber);  // with its guard page
+  return memory_ + offset_of_top(fiber);
 }
 
 bool Stacks::in_guard(uintptr_t address) const {
   const uintptr_t offset = address - reinterpret_cast<uintptr_t>(memory_);
-  return offset < max_threads * stack_stride && offset % stack_stride < guard_bytes;
+  return offset < max_threads * stack_stride && offset % stack_stride < stack_guard_bytes;
 }
 
 size_t Stacks::bytes() {

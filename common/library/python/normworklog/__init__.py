@@ -15,20 +15,24 @@ from typing import TYPE_CHECKING, Any
 from ._functions import (
     add_layer_norm,
     add_layer_norm_forward,
+    add_layer_norm_quantized,
     add_rms_norm,
     add_rms_norm_forward,
+    add_rms_norm_quantized,
     batch_norm,
     batch_norm_backward,
     batch_norm_forward,
     layer_norm,
     layer_norm_backward,
     layer_norm_forward,
+    layer_norm_quantized,
     qk_norm,
     qk_norm_backward,
     qk_norm_forward,
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
+    rms_norm_quantized,
 )
 from ._library import Error, is_batch_invariant, load as _load, set_batch_invariant
 
@@ -41,10 +45,11 @@ _NEED_TORCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "RMSNor
 
 __all__ = [
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Error", "LayerNorm", "RMSNorm", "add_layer_norm",
-    "add_layer_norm_forward", "add_rms_norm", "add_rms_norm_forward", "backend", "batch_norm", "batch_norm_backward",
-    "batch_norm_forward", "is_batch_invariant", "layer_norm", "layer_norm_backward", "layer_norm_forward",
+    "add_layer_norm_forward", "add_layer_norm_quantized", "add_rms_norm", "add_rms_norm_forward",
+    "add_rms_norm_quantized", "backend", "batch_norm", "batch_norm_backward", "batch_norm_forward",
+    "is_batch_invariant", "layer_norm", "layer_norm_backward", "layer_norm_forward", "layer_norm_quantized",
     "qk_norm", "qk_norm_backward", "qk_norm_forward", "replace_norms", "rms_norm", "rms_norm_backward",
-    "rms_norm_forward", "set_batch_invariant",
+    "rms_norm_forward", "rms_norm_quantized", "set_batch_invariant",
 ]
 
 

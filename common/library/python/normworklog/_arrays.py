@@ -82,6 +82,14 @@ def is_numpy(array: Any) -> bool:
     return numpy is not None and isinstance(array, numpy.ndarray)
 
 
+def view_of_bytes(array: Any, stream: int) -> tuple[int, Any]:
+    """The address of an array that `empty` has made of bytes, and what keeps it alive."""
+    if is_numpy(array):
+        return array.ctypes.data, array
+    found = _view_of_dlpack("y", array, stream, {(1, 8): "e4m3", (0, 8): "int8"})
+    return found.pointer, found
+
+
 def view(name: str, array: Any, stream: int) -> View:
     """What lies behind `array`, the argument called `name`. Raises TypeError where that cannot be told or used."""
     if is_numpy(array):
@@ -108,7 +116,7 @@ def _view_of_numpy(name: str, array: Any) -> View:
     return View(array.ctypes.data, dtype, array.shape, strides, ("cpu", 0), not array.flags.writeable, array)
 
 
-def _view_of_dlpack(name: str, array: Any, stream: int) -> View:
+def _view_of_dlpack(name: str, array: Any, stream: int, dtypes: dict[tuple[int, int], str] = _DTYPES) -> View:
     kind, number = (int(part) for part in array.__dlpack_device__())
     if kind not in (CPU, CUDA, CUDA_HOST, CUDA_MANAGED):
         raise ValueError(f"{name} is on a device of DLPack's type {kind}; it must be on a CUDA device or on the CPU")
@@ -126,7 +134,7 @@ def _view_of_dlpack(name: str, array: Any, stream: int) -> View:
         tensor, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
     else:
         tensor, readonly = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor")), False
-    dtype = _DTYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
+    dtype = dtypes.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
     if dtype is None:
         raise TypeError(
             f"{name} has elements of DLPack's type ({tensor.dtype.code}, {tensor.dtype.bits} bits); it must be "
@@ -211,18 +219,19 @@ def _namespace(array: Any) -> Any:
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
-    """A new array of the same library and device: of the same type, or of float32."""
+    """A new array of the same library and device: of the same type, of float32, or of the bytes of e4m3 or int8."""
+    name = {"e4m3": "uint8", "int8": "int8"}.get(dtype or "", "float32")
     if is_numpy(like):
         import numpy
 
-        return numpy.empty(shape, dtype=like.dtype if dtype is None else numpy.float32)
+        return numpy.empty(shape, dtype=like.dtype if dtype is None else getattr(numpy, name))
     namespace = _namespace(like)
     if namespace is None or not hasattr(namespace, "empty"):
         raise TypeError(
             f"a {type(like).__name__} names no library that could make arrays like it (__array_namespace__); "
             "please pass `out`, with arrays for every result"
         )
-    kind = like.dtype if dtype is None else namespace.float32
+    kind = like.dtype if dtype is None else getattr(namespace, name)
     try:
         return namespace.empty(tuple(shape), dtype=kind, device=like.device)
     except TypeError:  # CuPy makes arrays on the current device, and is not told which

@@ -277,6 +277,79 @@ def add_rms_norm_forward(
     return y, h, rstd
 
 
+# --- Eight bits out ---------------------------------------------------------------------------------------------------
+def _quantized(
+    x: Array, residual: Array | None, gamma: Array | None, beta: Array | None, eps: float, centered: bool, format: str,
+    scaling: str, scale: Array | None, stream: int | None,
+) -> tuple[Array, ...]:
+    """(y, h if there is a residual, scales if none is given)."""
+    scaling = _library.check_quantized(format, scaling, scale is not None)
+    call = Call(stream, (), None)
+    x_view = call.view("x", x)
+    x_at, rows, cols, x_stride = call.rows("x", x, x_view)
+    gamma_at, beta_at, parameter_type = call.parameters(gamma, beta, cols, x_view)
+    residual_at, residual_stride = 0, cols
+    if residual is not None:
+        residual_at, _, _, residual_stride = call.rows("residual", residual, call.like("residual", residual, x_view))
+    y = _arrays.empty(x, x_view.shape, format)
+    y_at, owner = _arrays.view_of_bytes(y, call.stream)
+    h, h_at = (None, 0) if residual is None else call.result("h", x, x_view, x_view.shape)
+    scales, scales_at = None, 0
+    if scale is None:
+        blocks = (_library.scales_of_row(scaling, cols),) if scaling == "block" else ()
+        scales, scales_at = call.result("scales", x, x_view, (*x_view.shape[:-1], *blocks), "fp32")
+    scale_at = address(call.vector("scale", scale, 1, x_view, "fp32"))
+    _library.quantized_norm(
+        x_at, residual_at, gamma_at, beta_at, h_at, y_at, scale_at, scales_at, rows, cols, x_stride, residual_stride,
+        eps, centered, format, scaling, _library.DTYPES[x_view.dtype], parameter_type, call.stream,
+    )
+    del owner
+    return tuple(array for array in (y, h, scales) if array is not None)
+
+
+@_also_on_tensors
+def rms_norm_quantized(
+    x: Array, gamma: Array | None = None, eps: float = 1e-6, *, format: str = "e4m3", scaling: str = "row",
+    scale: Array | None = None, stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(y, scales): rms_norm in eight bits, y = round(rms_norm(x) / scale), for inference. There is no gradient.
+
+    `format` is "e4m3" (torch.float8_e4m3fn; in other libraries the bits, uint8) or "int8". `scaling` is "row", a scale
+    for each row, [...]; or "block", one for each 128 columns of it, [..., ceil(cols / 128)]. A scale is the largest |y|
+    over 448, or 127, and at least 2^-126. With `scale`, one float32 on x's device, nothing is measured, and (y,) is
+    returned. y is rounded once, from float32, to nearest even, and saturates; a NaN is NaN in e4m3, 0 in int8, and NaN
+    in its scale. All else as in layer_norm.
+    """
+    return _quantized(x, None, gamma, None, eps, False, format, scaling, scale, stream)
+
+
+@_also_on_tensors
+def layer_norm_quantized(
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *, format: str = "e4m3",
+    scaling: str = "row", scale: Array | None = None, stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(y, scales): layer_norm in eight bits; all else as in rms_norm_quantized."""
+    return _quantized(x, None, gamma, beta, eps, True, format, scaling, scale, stream)
+
+
+@_also_on_tensors
+def add_rms_norm_quantized(
+    x: Array, residual: Array, gamma: Array | None = None, eps: float = 1e-6, *, format: str = "e4m3",
+    scaling: str = "row", scale: Array | None = None, stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(y, h, scales): h = x + residual, rounded to x's type, and rms_norm_quantized(h), in one trip through memory."""
+    return _quantized(x, _given(residual), gamma, None, eps, False, format, scaling, scale, stream)
+
+
+@_also_on_tensors
+def add_layer_norm_quantized(
+    x: Array, residual: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5, *,
+    format: str = "e4m3", scaling: str = "row", scale: Array | None = None, stream: int | None = None,
+) -> tuple[Array, ...]:
+    """(y, h, scales): h = x + residual, rounded to x's type, and layer_norm_quantized(h), in one trip."""
+    return _quantized(x, _given(residual), gamma, beta, eps, True, format, scaling, scale, stream)
+
+
 def _backward(
     dy: Array, x: Array, dh: Array | None, mean: Array | None, rstd: Array, gamma: Array | None, centered: bool,
     offset: float, outputs: Sequence[str], out: Any, stream: int | None,

@@ -49,6 +49,7 @@ _BATCHNORM_INFERENCE_ARGS = _struct("6P3qif")
 _BATCHNORM_GRAD = _struct("9PN3qi")
 _QK_NORM = _struct("8P12qffq")
 _QK_NORM_GRAD = _struct("13PN16qf")
+_QUANTIZED = _struct("8P7qf3i")
 
 
 class Library:
@@ -318,6 +319,38 @@ def qk_norm_backward(
     status = _c.qk_norm_backward(packed, stream)
     if status:
         load().fail(status)
+
+
+FORMATS = {"e4m3": 0, "int8": 1}  # nw_byte_format
+SCALINGS = {"row": 0, "block": 1, "given": 2}  # nw_scaling
+
+
+def scales_of_row(scaling: str, cols: int) -> int:
+    """How many scales a row of `cols` has."""
+    return -(-cols // 128) if scaling == "block" else 1
+
+
+def quantized_norm(
+    x: int, residual: int, gamma: int, beta: int, h: int, y: int, scale: int, scales: int, rows: int, cols: int,
+    x_stride: int, residual_stride: int, eps: float, centered: bool, format: str, scaling: str, dtype: int,
+    param_dtype: int, stream: int,
+) -> None:
+    packed = _QUANTIZED.pack(
+        _QUANTIZED.size, dtype, param_dtype, x, residual, gamma, beta, h, y, scale, scales, rows, cols, x_stride,
+        residual_stride, cols, cols, scales_of_row(scaling, cols), eps, centered, FORMATS[format], SCALINGS[scaling],
+    )
+    status = _c.quantized_norm(packed, stream)
+    if status:
+        load().fail(status)
+
+
+def check_quantized(format: str, scaling: str, has_scale: bool) -> str:
+    """The scaling that is meant; raises ValueError where the words are none, or do not fit together."""
+    if format not in FORMATS:
+        raise ValueError(f"format is {format!r}; it must be 'e4m3' or 'int8'")
+    if scaling not in ("row", "block"):
+        raise ValueError(f"scaling is {scaling!r}; it must be 'row' or 'block', or `scale` must be given")
+    return "given" if has_scale else scaling
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from normworklog import _library
 CPU = nw.backend() == "cpu"
 needs_cpu = pytest.mark.skipif(not CPU, reason="numpy arrays are in the CPU's memory, and the library is a GPU build")
 EPS = 1e-6
-SHAPES = [((5,), 4, 2, 128), ((2, 3), 3, 1, 64), ((7,), 2, 2, 80), ((3,), 3, 2, 65), ((4,), 5, 0, 128), ((1,), 2, 1, 32)]
+SHAPES = [
+    ((5,), 4, 2, 128), ((2, 3), 3, 1, 64), ((7,), 2, 2, 80), ((3,), 3, 2, 65), ((4,), 5, 0, 128), ((1,), 2, 1, 32),
+]
 
 
 def projection(leading: tuple[int, ...], q_heads: int, k_heads: int, dim: int, interleaved: bool = False) -> Any:

@@ -128,6 +128,10 @@ std::vector<KernelCounts> take_counts();
 // From now on called before each write, by a kernel or by host code, that the compiler tells of: `code` is behind the
 // instruction. It may end the program. Null: not any more.
 void guard_writes(void (*guard)(const volatile void* address, size_t bytes, const void* code));
+// From now on called before each access of a kernel's that the compiler tells of and that is counted; count_access()
+// counts one that it does not tell of.
+void watch_accesses(void (*watcher)(const volatile void* address, size_t bytes));
+void count_access(const volatile void* address, size_t bytes, bool is_write, const void* code);
 // Whether the calling thread runs a block, as far as it is counted.
 bool is_in_kernel();
 
@@ -141,8 +145,8 @@ void forget_memory(const void* data, size_t bytes);
 // How many of these bytes a kernel has not written since forget_memory(), as far as the counter was told.
 size_t bytes_not_written(const void* data, size_t bytes);
 
-// The next launches are watched: the first block (by its number) that reads the range is found. A second, equal launch
-// after trace_found_block() records that block's steps.
+// The next launches are watched: of the first kernel that reads the range, the first block (by its number) that does is
+// found. An equal launch of that kernel after trace_found_block() records the block's steps.
 void watch_memory(const void* data, size_t bytes);
 // False: no launch since watch_memory() has read the range.
 bool trace_found_block();

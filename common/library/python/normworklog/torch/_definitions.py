@@ -81,7 +81,8 @@ def definition_of(module: nn.Module) -> Definition | None:
             if y is None or y.dtype != x.dtype or not torch.allclose(y, want, rtol=1e-5, atol=1e-6):
                 continue
             x16, weight16 = x.bfloat16(), weight.bfloat16()
-            # Another order of the sum moves an element in a thousand to the next value; the other rounding, every third.
+            # Another order of the sum moves one element in a thousand to the next value, the other rounding
+            # every third.
             y16 = _output(module, x16, weight16)
             for rounded in (False, True):
                 found = Definition(name, offset, rounded, False)

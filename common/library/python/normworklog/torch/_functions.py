@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
+from .. import _library
 from . import _launch, _native as native_part
-from ._operators import inference_gradients, operators
+from ._operators import NO_GRADIENT, inference_gradients, operators
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
@@ -275,6 +276,53 @@ def qk_norm_backward(
         dq_out, dk_out, q, k, q_gamma, k_gamma, q_rstd, k_rstd, offset, [True, k is not None, True, k is not None]
     )
     return (dq, dq_gamma) if k is None else (dq, dk, dq_gamma, dk_gamma)
+
+
+# --- Eight bits out ---------------------------------------------------------------------------------------------------
+def _quantized(
+    x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, scale: Tensor | None, eps: float,
+    centered: bool, format: str, scaling: str,
+) -> tuple[Tensor, ...]:
+    if is_compiling() or not _direct(x, gamma, beta, residual):
+        _library.check_quantized(format, scaling, scale is not None)
+        y, h, scales = operators.quantized_norm(x, residual, gamma, beta, scale, eps, centered, format, scaling)
+        return tuple(t for t, wanted in ((y, True), (h, residual is not None), (scales, scale is None)) if wanted)
+    if _differentiated(x, gamma, beta, residual):
+        raise RuntimeError(NO_GRADIENT)
+    found = _launch.quantized(x, residual, gamma, beta, scale, eps, centered, format, scaling)
+    return tuple(t for t in found if t is not None)
+
+
+def rms_norm_quantized(
+    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, *, format: str = "e4m3", scaling: str = "row",
+    scale: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    return _quantized(x, None, gamma, None, scale, eps, False, format, scaling)
+
+
+def layer_norm_quantized(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5, *, format: str = "e4m3",
+    scaling: str = "row", scale: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    return _quantized(x, None, gamma, beta, scale, eps, True, format, scaling)
+
+
+def add_rms_norm_quantized(
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, *, format: str = "e4m3",
+    scaling: str = "row", scale: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    if residual is None:
+        raise TypeError("residual is None; it must be a torch.Tensor")
+    return _quantized(x, residual, gamma, None, scale, eps, False, format, scaling)
+
+
+def add_layer_norm_quantized(
+    x: Tensor, residual: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5, *,
+    format: str = "e4m3", scaling: str = "row", scale: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    if residual is None:
+        raise TypeError("residual is None; it must be a torch.Tensor")
+    return _quantized(x, residual, gamma, beta, scale, eps, True, format, scaling)
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------------------------

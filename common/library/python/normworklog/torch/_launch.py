@@ -161,6 +161,43 @@ def forward(
     return y, h
 
 
+BYTES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+def shape_of_scales(x: Tensor, scaling: str) -> tuple[int, ...]:
+    leading = tuple(x.shape[:-1])
+    return (*leading, _library.scales_of_row(scaling, x.shape[-1])) if scaling == "block" else leading
+
+
+def quantized(
+    x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, scale: Tensor | None, eps: float,
+    centered: bool, format: str, scaling: str,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """y in eight bits, h where there is a residual, and scales where no scale is given."""
+    scaling = _library.check_quantized(format, scaling, scale is not None)
+    check_tensor("x", x)
+    flat, rows, cols, stride = rows_of("x", x)
+    gamma, beta, parameter_type = check_parameters(gamma, beta, cols, x)
+    residual_flat, residual_stride, h = None, cols, None
+    if residual is not None:
+        check_like("residual", residual, x)
+        residual_flat, _, _, residual_stride = rows_of("residual", residual)
+        h = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    scales = None
+    if scale is None:
+        scales = torch.empty(shape_of_scales(x, scaling), dtype=torch.float32, device=x.device)
+    elif isinstance(scale, Tensor) and scale.dim() == 0:
+        scale = scale.reshape(1)
+    scale = None if scale is None else check_vector("scale", scale, 1, x, torch.float32)
+    y = torch.empty(x.shape, dtype=BYTES[format], device=x.device)
+    launch(
+        x, _library.quantized_norm, flat.data_ptr(), pointer(residual_flat), pointer(gamma), pointer(beta), pointer(h),
+        y.data_ptr(), pointer(scale), pointer(scales), rows, cols, stride, residual_stride, eps, centered, format,
+        scaling, DTYPES[x.dtype], parameter_type,
+    )
+    return y, h, scales
+
+
 def backward(
     dy: Tensor, x: Tensor, dh: Tensor | None, gamma: Tensor | None, mean: int, rstd: int,
     wanted: tuple[bool, bool, bool], parameter_type: torch.dtype | None, centered: bool, offset: float,

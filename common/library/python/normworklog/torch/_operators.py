@@ -329,6 +329,46 @@ def _qk_norm_gradient(ctx: Any, dq_out: Tensor, dk_out: Tensor | None, *_: Any) 
     return *gradients, None, None, None
 
 
+# --- Eight bits out ---------------------------------------------------------------------------------------------------
+NO_GRADIENT = (
+    "y in eight bits has no gradient: the quantized norms are for inference; call them under torch.no_grad() or on "
+    "tensors that require none"
+)
+
+
+def _quantized_norm(
+    x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, scale: Tensor | None, eps: float,
+    centered: bool, format: str, scaling: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, h, scales = _launch.quantized(x, residual, gamma, beta, scale, eps, centered, format, scaling)
+    return y, _optional(h, x), x.new_empty(0, dtype=torch.float32) if scales is None else scales
+
+
+def _quantized_norm_fake(
+    x: Tensor, residual: Tensor | None, gamma: Tensor | None, beta: Tensor | None, scale: Tensor | None, eps: float,
+    centered: bool, format: str, scaling: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=_launch.BYTES[format])
+    h = x.new_empty(0 if residual is None else x.shape)
+    shape = (0,) if scale is not None else _launch.shape_of_scales(x, scaling)
+    return y, h, x.new_empty(shape, dtype=torch.float32)
+
+
+_define(
+    "quantized_norm(Tensor x, Tensor? residual, Tensor? gamma, Tensor? beta, Tensor? scale, float eps, bool centered, "
+    "str format, str scaling) -> (Tensor y, Tensor h, Tensor scales)",
+    _quantized_norm,
+    _quantized_norm_fake,
+)
+
+
+def _no_gradient(ctx: Any, *_: Any) -> None:
+    raise RuntimeError(NO_GRADIENT)
+
+
+library.register_autograd(f"{NAMESPACE}::quantized_norm", _no_gradient, lib=_definitions)
+
+
 # --- BatchNorm --------------------------------------------------------------------------------------------------------
 def _batch_norm_train(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,

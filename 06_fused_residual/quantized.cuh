@@ -1,0 +1,300 @@
+// Norms whose y is stored in eight bits: stage 05's kernel `held` with one more reduction, the largest |y|, between the
+// statistics and the store. All that is chosen when the kernel runs (RMSNorm or LayerNorm, a residual, the format, the
+// kind of scale) is the same for all threads, and costs a branch.
+#pragma once
+
+#include "04_vectorized/kernels.cuh"
+#include "05_welford/held.cuh"
+#include "06_fused_residual/add.cuh"
+#include "06_fused_residual/eight_bits.cuh"
+
+namespace worklog::fused_residual {
+
+using vectorized::Parameter;
+using warp_shuffle::all_lanes;
+using warp_shuffle::blocks_for;
+using warp_shuffle::lanes;
+
+inline constexpr int most_threads_of_quantized = 352;  // of a block: of two blocks, each may then have 88 registers
+
+// [snippet: largest]
+// Magnitudes are compared by their bits. As whole numbers these have the same order, with NaN above all others: so the
+// largest of values with a NaN among them is a NaN. fmaxf would have lost it.
+template <class T>
+__device__ inline unsigned largest_magnitude(const Floats<T>& y) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int k = 0; k < vector_size<T>; ++k) largest = max(largest, __float_as_uint(y.at[k]) & 0x7fffffffu);
+  return largest;
+}
+
+template <int width = lanes>
+__device__ inline unsigned warp_max(unsigned value) {
+  for (int distance = width / 2; distance > 0; distance /= 2) {
+    value = max(value, __shfl_xor_sync(all_lanes, value, distance));
+  }
+  return value;
+}
+
+__device__ inline unsigned block_max(unsigned value, unsigned* scratch) {
+  // [task: block_max]
+  const unsigned lane = threadIdx.x % lanes;
+  value = warp_max(value);
+  if (lane == 0) scratch[threadIdx.x / lanes] = value;
+  __syncthreads();
+  value = warp_max(lane < blockDim.x / lanes ? scratch[lane] : 0u);
+  __syncthreads();  // all have read `scratch` before the next row overwrites it
+  // [/task]
+  return value;
+}
+
+__device__ inline float scale_for(unsigned magnitude, ByteFormat format) {
+  const float scale = __uint_as_float(magnitude) / (format == ByteFormat::e4m3 ? 448.0f : 127.0f);
+  return scale < 0x1p-126f ? 0x1p-126f : scale;  // a NaN is less than nothing, and stays
+}
+// [/snippet]
+
+// Where a thread's vectors are: in `vectors` of its registers, and beyond these in memory.
+struct VectorsOfRow {
+  int first, step, cols;
+};
+
+// [snippet: quantize]
+// Scales and stores a row of y, of which the thread holds vectors and makes the others once more: beyond(col). Zeros
+// stand for what is past the row's end. All lanes of a warp come with it to the same vectors, since they compare.
+template <class T, class G, bool whole, int vectors, class Beyond>
+__device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
+                             const Floats<T> (&held)[vectors], unsigned* scratch, Beyond beyond) {
+  constexpr int size = vector_size<T>;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const auto for_each_vector = [&](auto use) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) use(walk.first + i * walk.step, held[i]);
+    for (int col = walk.first + vectors * walk.step; col - lane * size < walk.cols; col += walk.step) {
+      use(col, beyond(col));
+    }
+  };
+  float scale = 1.0f;
+  if (p.scaling == Scaling::tensor) scale = *p.scale;
+  if (p.scaling == Scaling::row) {
+    // [task: scale_of_row]
+    unsigned largest = 0;
+    for_each_vector([&](int, const Floats<T>& y) { largest = max(largest, largest_magnitude<T>(y)); });
+    scale = scale_for(block_max(largest, scratch), p.format);
+    if (threadIdx.x == 0) p.scales[row * p.scales_stride] = scale;
+    // [/task]
+  }
+  float factor = 1.0f / scale;
+  for_each_vector([&](int col, const Floats<T>& y) {
+    if (p.scaling == Scaling::block) {
+      // 128 columns are 16 lanes' vectors of 16 bits, or all 32 lanes' floats.
+      const float of_block = scale_for(warp_max<columns_of_block / size>(largest_magnitude<T>(y)), p.format);
+      const bool is_first = col < walk.cols && col % columns_of_block == 0;
+      if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = of_block;
+      factor = 1.0f / of_block;
+    }
+    if (col < walk.cols) store_bytes<whole, T>(p.y + row * p.y_stride, col, walk.cols, y, factor, p.format);
+  });
+}
+// [/snippet]
+
+// [snippet: load_sum]
+// The row that is normalized. With a residual that is h, which is stored here: after the loads of all vectors, since
+// the compiler may not move a load in front of a store that might change what it reads.
+template <class T, class G, bool whole, int vectors>
+__device__ void load_sum_of_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
+                                Floats<T> (&held)[vectors]) {
+  const auto load = [&](const T* from, int col) {
+    return col < walk.cols ? vectorized::load<whole>(from, col, walk.cols) : uint4{};
+  };
+  uint4 bits[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) bits[i] = load(p.x + row * p.x_stride, walk.first + i * walk.step);
+  if (p.residual) {
+    const T* const residual = p.residual + row * p.residual_stride;
+    T* const h = p.h + row * p.h_stride;
+    uint4 added[vectors];
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) added[i] = load(residual, walk.first + i * walk.step);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const int col = walk.first + i * walk.step;
+      bits[i] = add_vectors<T>(bits[i], added[i]);
+      if (col < walk.cols) vectorized::store<whole>(h, col, walk.cols, bits[i]);
+    }
+    for (int col = walk.first + vectors * walk.step; col < walk.cols; col += walk.step) {
+      const uint4 sum = add_vectors<T>(load(p.x + row * p.x_stride, col), load(residual, col));
+      vectorized::store<whole>(h, col, walk.cols, sum);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) held[i] = vectorized::unpack<T>(bits[i]);
+}
+// [/snippet]
+
+// xhat = (x * scale - pivot) * rstd + shift.
+struct RowStatistics {
+  float scale, pivot, rstd, shift;
+};
+
+// As `held` has them (05_welford/held.cuh), where they are explained.
+template <bool whole, class T, class ForEachVector>
+__device__ RowStatistics row_statistics(bool subtracts_mean, float eps, int cols, float2* scratch,
+                                        ForEachVector for_each_vector) {
+  const float share = 1.0f / static_cast<float>(cols);
+  float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
+  while (true) {
+    if (subtracts_mean) {
+      float sum = 0.0f;
+      for_each_vector([&](int, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
+      });
+      pivot = welford::block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
+    }
+    float2 sums = {0.0f, 0.0f};
+    for_each_vector([&](int col, const Floats<T>& x) {
+      for (int k = 0; k < vector_size<T>; ++k) {
+        if (!whole && col + k >= cols) continue;
+        const float difference = x.at[k] * scale - pivot;
+        sums.x += difference;
+        sums.y += difference * difference;
+      }
+    });
+    sums = welford::block_sums(sums, scratch);
+    if (subtracts_mean) rest = sums.x * share;
+    variance = sums.y * share - rest * rest;
+    if (isfinite(variance) || scale < 1.0f) break;
+    scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
+  }
+  if (variance < 0.0f) variance = 0.0f;
+  const float rstd = rsqrtf(variance + eps * scale);
+  return {scale, pivot, rstd, -rest * rstd};
+}
+
+// [snippet: normalized]
+template <bool whole, class T, class G>
+__device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowStatistics& row, int col,
+                                       const Floats<T>& x) {
+  const int cols = static_cast<int>(p.cols);
+  if (col >= cols) return {};
+  Parameter<T, G> gamma, beta;
+  gamma.template load<whole>(p.gamma, col, cols, 1.0f);
+  beta.template load<whole>(p.beta, col, cols, 0.0f);
+  const Floats<T> scales = gamma.unpack(), shifts = beta.unpack();
+  Floats<T> y;
+#pragma unroll
+  for (int k = 0; k < vector_size<T>; ++k) {
+    const float xhat = (x.at[k] * row.scale - row.pivot) * row.rstd + row.shift;
+    y.at[k] = whole || col + k < cols ? xhat * scales.at[k] + shifts.at[k] : 0.0f;  // no column, and no maximum
+  }
+  return y;
+}
+// [/snippet]
+
+// [snippet: normalize_quantized]
+// A block to a row. It is held in registers, first as x, then as y. What they do not hold is read again.
+template <class T, class G, int vectors, bool whole>
+__global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2)
+    normalize_quantized(QuantizedNorm<T, G> p) {
+  __shared__ float2 scratch[lanes];
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
+  const int beyond = walk.first + vectors * step;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    Floats<T> held[vectors];
+    load_sum_of_row<T, G, whole>(p, row, walk, held);
+    const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
+    const auto read_again = [&](int col) {
+      return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{});
+    };
+    const auto for_each_vector = [&](auto use) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (walk.first + i * step < walk.cols) use(walk.first + i * step, held[i]);
+      }
+      for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
+    };
+    const RowStatistics of_row = row_statistics<whole, T>(p.subtracts_mean, p.eps, walk.cols, scratch, for_each_vector);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) held[i] = normalized_vector<whole>(p, of_row, walk.first + i * step, held[i]);
+    quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
+                              [&](int col) { return normalized_vector<whole>(p, of_row, col, read_again(col)); });
+  }
+}
+// [/snippet]
+
+// The second kernel of two, for comparison: y is there in T, and is read, scaled and stored.
+template <class T, int vectors, bool whole>
+__global__ void __launch_bounds__(most_threads_of_quantized, 1) quantize_rows(QuantizedNorm<T> p) {
+  __shared__ unsigned scratch[lanes];
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* const y = p.unrounded + row * p.cols;
+    const auto read = [&](int col) {
+      return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(y, col, walk.cols) : uint4{});
+    };
+    Floats<T> held[vectors];
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) held[i] = read(walk.first + i * step);
+    quantize_row<T, T, whole>(p, row, walk, held, scratch, read);
+  }
+}
+
+// [snippet: launch_quantized]
+// Whether all vectors of all tensors are whole, those of y as bytes.
+template <class T, class G>
+bool has_whole_rows(const QuantizedNorm<T, G>& p) {
+  constexpr int size = vector_size<T>;
+  const bool bytes_too = reinterpret_cast<uintptr_t>(p.y) % size == 0 && p.y_stride % size == 0;
+  return bytes_too && p.cols % size == 0 && welford::on_boundaries(p.x, p.x_stride) &&
+         welford::on_boundaries(p.residual, p.residual_stride) && welford::on_boundaries(p.h, p.h_stride) &&
+         welford::on_boundaries(p.gamma, 0) && welford::on_boundaries(p.beta, 0);
+}
+
+// Threads for a row of which each holds `vectors` vectors: whole warps.
+template <class T, class G>
+unsigned threads_of_quantized(const QuantizedNorm<T, G>& p, int vectors) {
+  const int64_t all = (p.cols + vector_size<T> - 1) / vector_size<T>;
+  const int64_t threads = ((all + vectors - 1) / vectors + lanes - 1) / lanes * lanes;
+  return static_cast<unsigned>(threads < most_threads_of_quantized ? threads : most_threads_of_quantized);
+}
+
+template <class T, class G>
+void quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  const auto launch_with = [&](auto kernel, int vectors) {
+    launch(kernel, {.grid = blocks_for(p.rows, 1), .block = threads_of_quantized(p, vectors), .stream = stream}, p);
+  };
+  const bool is_short = p.cols <= int64_t{4} * vector_size<T> * most_threads_of_quantized;
+  if (has_whole_rows(p)) {
+    if (is_short) return launch_with(normalize_quantized<T, G, 4, true>, 4);
+    return launch_with(normalize_quantized<T, G, 8, true>, 8);
+  }
+  if (is_short) return launch_with(normalize_quantized<T, G, 4, false>, 4);
+  launch_with(normalize_quantized<T, G, 8, false>, 8);
+}
+// [/snippet]
+
+// What is there in `unrounded`.
+template <class T, class G>
+void quantize(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  QuantizedNorm<T> only_y = {};
+  only_y.y = p.y;
+  only_y.scale = p.scale;
+  only_y.scales = p.scales;
+  only_y.unrounded = p.unrounded;
+  only_y.rows = p.rows;
+  only_y.cols = p.cols;
+  only_y.y_stride = p.y_stride;
+  only_y.scales_stride = p.scales_stride;
+  only_y.format = p.format;
+  only_y.scaling = p.scaling;
+  const auto launch_with = [&](auto kernel) {
+    launch(kernel, {.grid = blocks_for(p.rows, 1), .block = threads_of_quantized(p, 8), .stream = stream}, only_y);
+  };
+  has_whole_rows(only_y) ? launch_with(quantize_rows<T, 8, true>) : launch_with(quantize_rows<T, 8, false>);
+}
+
+}  // namespace worklog::fused_residual
