@@ -393,6 +393,11 @@ class Grader:
         unit = made / ("main.s" if to_assembly else "main.o")
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
         command[1:1] = [f"-I{inputs}"]
+        readable = toolkit_of(recipe.compile[0])
+        host = shutil.which("g++")  # which nvcc would look for in a PATH that the sandbox does not have
+        if "nvcc" in Path(command[0]).name and host and not any(word.startswith("-ccbin") for word in command):
+            command[1:1] = ["-ccbin", host]
+            readable = [*readable, *toolkit_of(host)]
         if "nvcc" not in Path(command[0]).name:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
             if guarded:  # g++ does not tell of what it writes itself in place of these
@@ -404,7 +409,7 @@ class Grader:
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
         # The stages are there to be included by later ones; no folder above them is.
-        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *toolkit_of(recipe)]
+        readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
         against, said = self.call_compiler(command, slot, inputs, readable, made, folder / "compiler.txt")
         if against:
             return None, explained(against, source.decode(errors="replace"), SOURCE)
@@ -438,7 +443,7 @@ class Grader:
         source.write_bytes(assembly.encode() if isinstance(assembly, str) else assembly)
         self.sandbox.give(made, slot)
         command = [self.recipe.compile[0], "-c", str(source), "-o", str(made / "main.o")]
-        readable = [folder, *toolkit_of(self.recipe)]
+        readable = [folder, *toolkit_of(self.recipe.compile[0])]
         against, _ = self.call_compiler(command, slot, folder, readable, made, folder.with_suffix(".txt"))
         if against:
             raise ValueError(against)
@@ -910,9 +915,9 @@ def run_on_gpu(
     return done, document if isinstance(document, dict) else {}
 
 
-def toolkit_of(recipe: Recipe) -> list[Path]:
-    """The folders of the compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
-    compiler = Path(shutil.which(recipe.compile[0]) or recipe.compile[0]).absolute()
+def toolkit_of(command: str) -> list[Path]:
+    """The folders of a compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
+    compiler = Path(shutil.which(command) or command).absolute()
     folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
     return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
 

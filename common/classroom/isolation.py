@@ -189,8 +189,9 @@ class Sandbox:
         }
         if gpu:
             settings |= {name: os.environ[name] for name in OF_DRIVER if name in os.environ}
-        if not self.way.has_namespaces:
-            settings["TMPDIR"] = settings["HOME"] = str(folder)
+        if not self.way.has_namespaces:  # nvcc can do with no folder that it cannot write to
+            own = next((path for path in writable if path.is_dir()), folder)
+            settings["TMPDIR"] = settings["HOME"] = str(own)
         with target.open("wb") as sink:
             process = subprocess.Popen(
                 self._command(command, slot, limits, folder, readable, writable, gpu), stdin=subprocess.DEVNULL,

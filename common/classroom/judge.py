@@ -76,6 +76,7 @@ KINDS = (
     "global_write_race", "global_race", "damage", "wrong",
 )
 UNDECLARED = re.compile(r"[‘'](cu(?:da|rand|blas|dnn|[A-Z])\w*|__\w+)[’'] (?:was not declared|does not name)")
+LINE_OF_ERROR = re.compile(r"\(\d+\): (?:catastrophic )?error|:\d+: (?:fatal )?error|undefined reference|ptxas error")
 ENDLESS = ("no block has started or finished", "std::bad_alloc")  # as the CPU layer says it
 MOST_SHOWN = 6  # problems
 LONGEST_NAME = 20  # in a table
@@ -405,6 +406,9 @@ class Judge:
             verdict.told.append("It was not run on the GPU: what does not run to its end here could hang there.")
             return
         program, against = on_gpu.build(gpu_unit(self.source, self.entry, self.options.file.name))
+        if program is None and not LINE_OF_ERROR.search(against):  # it is not the source's fault
+            verdict.told.append(f"It was not run on the GPU: {self.plain(against)}")
+            return
         if program is None:
             add_problem(verdict, "gpu", self.plain(against))
             return

@@ -1,4 +1,4 @@
-"""The tables of docs/judging.md: what was judged on a GPU, and what public programs use of CUDA."""
+"""The table of docs/judging.md: what public programs use of CUDA."""
 
 from __future__ import annotations
 
@@ -6,41 +6,9 @@ from collections import Counter
 
 from place import Place
 from results import ReportError
-from text import Table, caption, markdown_table, significant
+from text import Table, caption, markdown_table
 
-NONE = "–"
 LIBRARIES = ("cublas", "cudnn", "curand", "thrust::")  # none of them is on the CPU layer
-
-
-def said(kinds: list[str]) -> str:
-    return ", ".join(kind.replace("_", " ") for kind in kinds) or "right"
-
-
-def judged(place: Place) -> Table:
-    """A line to each kernel of a learner's: what was found on the CPU layer and on a GPU, and its time there."""
-    name = f"judged_{place.gpu}"
-    document = place.repository.data(name)
-    context = document["context"]
-    lines = []
-    for each in sorted(document["verdicts"], key=lambda each: (-("us" in each), -each.get("us", 0), each["file"])):
-        on_gpu = "not run there"
-        if each["was_on_gpu"]:
-            results = f"{each['results']['right']} of {each['results']['all']} results right"
-            on_gpu = f"{said(each['found_on_gpu'])}, {results}" if each["found_on_gpu"] else results
-        share = each.get("share_of_copy")
-        lines.append([
-            f"`{each['file']}`", each["operation"].replace("_", " "), said(each["found_on_cpu"]), on_gpu,
-            f"{significant(each['us'])} µs" if "us" in each else NONE, f"{share:.0%}" if share else NONE,
-            each.get("between", "").removeprefix("By the measured time you are ").rstrip(".") or NONE,
-        ])
-    head = ["kernel", "as", "on the CPU layer", "on the GPU", "time", "of a copy", "on the ladder"]
-    shape = next((each["shape"].replace("x", " x ") for each in document["verdicts"] if "shape" in each), "")
-    note = [
-        f"Kernels of common/tests/learners. Times: cold cache, {shape}, of what is right on both",
-        f"{context['gpu']}, {context['date']}, commit `{context['commit'][:10]}`: "
-        f"{place.link(place.repository.root / f'docs/data/{name}.json')}",
-    ]
-    return Table(markdown_table(head, lines, 4) + caption(note, False), False)
 
 
 def survey(place: Place) -> Table:

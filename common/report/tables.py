@@ -13,7 +13,7 @@ from typing import TypeVar
 from compare_tables import against_peers, rotation
 from counting_tables import counting_table
 from grid import MODELS
-from judging_tables import judged, survey
+from judging_tables import survey
 from markdown import title_of
 from place import Place, source_note
 from prediction import predictions_table
@@ -753,7 +753,6 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),
-    "judged": (judged, {"gpu"}),
     "survey": (survey, {"limit"}),
     "two-gpus": (two_gpus, {"gpu", "other", "stage", "operation", "dtype", "shape"}),
     "ladder-all": (ladder_all, {"gpu", "operation", "dtype", "shape", "timing"}),

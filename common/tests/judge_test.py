@@ -25,12 +25,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/classroom"))
 sys.dont_write_bytecode = True
+import isolation  # noqa: E402
 import judge  # noqa: E402
 import judge_gpu  # noqa: E402
 import judging  # noqa: E402
 import plain_cuda  # noqa: E402
 import solve_entry  # noqa: E402
 from exercises import ExerciseError  # noqa: E402
+from toolchain import Recipe  # noqa: E402
 
 import results  # noqa: E402
 
@@ -212,13 +214,21 @@ class OnGpu(unittest.TestCase):
         source = plain_cuda.with_headers(path, 1 << 20)
         unit = judge_gpu.gpu_unit(source, solve_entry.find_entry(source, "layernorm_forward", path.name), path.name)
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / "unit.o"
-            (Path(folder) / "unit.cu").write_text(unit, encoding="utf-8")
-            command = [nvcc, "-std=c++20", "-arch=sm_90", f"-I{ROOT}", "-c", f"{folder}/unit.cu", "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
+        command = (nvcc, "-std=c++20", "-arch=sm_90", f"-I{ROOT}", "-c", "classroom/program.cu")
+        grader = judge.Holder.__new__(judge.Holder)
+        grader.compile_limits = isolation.Limits(120, 480, 2048 * isolation.MEBIBYTE, processes=32)
+        for way in ("auto", "limits"):  # in the sandbox, of both kinds
+            grader.sandbox = isolation.Sandbox(way)
+            with self.subTest(way), tempfile.TemporaryDirectory(prefix="worklog-grade-") as folder:
+                Path(folder).chmod(0o711)
+                data, said = grader.compile(unit, b"", 0, Path(folder) / "made", Recipe(ROOT, command, ()))
+                self.assertIsNotNone(data, said)
+                made = Path(folder) / "unit.o"
+                made.write_bytes(data or b"")
+                names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
+                self.check_names(names)
+
+    def check_names(self, names: str) -> None:
         self.assertIn("U worklog_device_synchronize", names)
         self.assertNotIn("U cudaDeviceSynchronize", names)
         self.assertIn("T worklog_solve", names)
