@@ -174,7 +174,7 @@ def variants(stage: Path) -> Iterator[tuple[str, str]]:
 
 
 def units() -> dict[str, Path]:
-    """The final kernels' translation units, by the functions that each defines. Units of two stages may share a name."""
+    """The final kernels' translation units, by the functions that each defines: two stages' may share a name."""
     return {
         definition.name: path
         for path in sorted(ROOT.glob("0?_*/final/*.cu")) for definition in definitions(path) if definition.is_function

@@ -178,8 +178,9 @@ class Ladder(unittest.TestCase):
         head = next(line for line in lines if "predicted" in line)
         self.assertRegex(head, r"predicted +measured +off$")
         kernels = [line for line in lines if line[:2].isdigit()]
-        self.assertGreater(len(kernels), 25)
-        for line in kernels:
+        timed = [line for line in kernels if line.endswith("%")]  # the others have no measured time at this size
+        self.assertGreater(len(timed), 25)
+        for line in timed:
             predicted, measured, off = line.replace(" %", "").split()[-3:]
             expected = 100 * (float(predicted) / float(measured.rstrip("†")) - 1)
             self.assertAlmostEqual(float(off.replace("−", "-")), expected, delta=1.5, msg=line)

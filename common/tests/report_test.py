@@ -1146,7 +1146,8 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, predictions, verified, compare, family, models, tutorial, two-gpus, ladder-all",
+            "counting, predictions, verified, compare, rotation, family, models, tutorial, survey, two-gpus, "
+            "ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",
             "ladder stage=01_naive dtype=bf16": "nothing with dtype bf16; it has: fp32",
