@@ -214,6 +214,8 @@ class NotOnTheCpu(unittest.TestCase):
 
     def test_the_stages_have_none(self) -> None:
         for file in [*ROOT.glob("[0-9][0-9]_*/**/*.cu"), *ROOT.glob("[0-9][0-9]_*/**/*.cuh")]:
+            if "nccl.h" in file.read_text():
+                continue  # the program for several GPUs, which nvcc alone compiles
             self.assertEqual(explain(file.read_text(), file.name), [])
 
 
@@ -445,6 +447,9 @@ class Commands(unittest.TestCase):
             self.assertTrue(running(program))
             process.send_signal(signal.SIGINT)
             self.assertEqual(process.wait(timeout=20), 130)
+            until = time.monotonic() + 10  # it has been told to end; a busy machine takes its time
+            while running(program) and time.monotonic() < until:
+                time.sleep(0.1)
             self.assertFalse(running(program))
 
     def test_requests_that_cannot_be_met(self) -> None:
