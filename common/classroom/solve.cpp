@@ -27,7 +27,7 @@
 #include "common/device/capabilities.cuh"
 #include "common/harness/program.h"
 
-extern "C" __attribute__((weak)) const char worklog_entry[];
+extern "C" __attribute__((weak)) const char worklog_solve_entry[];
 extern "C" __attribute__((weak)) const unsigned worklog_multiprocessors;  // that the CPU layer is to report
 // Of what solve() takes, each pointer, each size and each number, in its order.
 extern "C" __attribute__((weak)) void worklog_solve(void* const* pointers, const long long* sizes, const float* numbers,
@@ -66,7 +66,7 @@ Value named(const Names& all, const std::string& name) {
 }
 
 Entry read_entry() {
-  const char* const text = worklog_solve != nullptr ? worklog_entry : std::getenv("WORKLOG_SOLVE");
+  const char* const text = worklog_solve != nullptr ? worklog_solve_entry : std::getenv("WORKLOG_SOLVE");
   if (text == nullptr) throw std::runtime_error("WORKLOG_SOLVE must say what solve() takes; judge.py sets it");
   constexpr std::array dtypes = {Dtype::fp32, Dtype::fp16, Dtype::bf16};
   std::istringstream words(text);

@@ -116,7 +116,7 @@ class Entry:
     @property
     def shim(self) -> str:
         """What stands behind the source."""
-        return f'extern "C" const char worklog_entry[] = "{self.told}";\n{self.call}'
+        return f'extern "C" const char worklog_solve_entry[] = "{self.told}";\n{self.call}'
 
 
 def expected(operation: str) -> str:

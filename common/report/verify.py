@@ -148,6 +148,20 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
                     ",".join(quantized), "--input", "normal",
                 ),
             )
+    if "zero_centered" in program.variants:
+        yield Sweep(
+            "weights about zero",
+            "1 + gamma, at the rows of each rule for such weights",
+            (
+                "--shapes", "1000x64,1000x256,300x520,1000x2304,300x5376,100x8200,20x16384,3x40000", "--gamma-offset",
+                "1", "--input", "normal",
+            ),
+        )
+        yield Sweep(
+            "weights about zero, absent",
+            "the same kernels where gamma is left out",
+            ("--shapes", "7x1000,300x2304", "--gamma-offset", "1", "--without", "gamma", "--input", "normal"),
+        )
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
         yield from sweeps_of_other_devices(program)
