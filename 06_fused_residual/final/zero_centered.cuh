@@ -52,7 +52,8 @@ inline constexpr welford::Rule rules[] = {
     {rms_of_sum, bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks)},
     {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3)},  // 2048 to 5376 columns
     {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4)},  // 2048 to 5376 columns
-    {of_x,       any_types,    1,    2048,    0, block(asked, 4, 512, 1)},
+    {layer_of_x, any_types,    1,    2048,    0, block(asked, 4, 512, 1)},
+    {rms_of_x,   fp32 | mixed, 1,    2048,    0, block(asked, 4, 512, 1)},
     {of_sum,     any_types,    1,    2048,    0, block(asked, 4, 512, 1)},
 };
 // clang-format on

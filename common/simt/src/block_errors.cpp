@@ -98,7 +98,7 @@ void BlockRunner::add_waiting(Error& error) const {
 }
 
 void BlockRunner::trap(const std::string& what, Site site, cudaError_t code) {
-  record(code, current_, what, {site.file, site.line});
+  record(code, current_, what, site.file == nullptr ? SourceLine{} : SourceLine{site.file, site.line});
 }
 
 // Names what a signal handler saw.
