@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, largest_excess, take_turns
+from compare import Gpu, command_output, largest_excess, ready, take_turns
 from programs import write_json
-from results import ROOT
+from results import ROOT, ReportError
 
 EPS = 1e-6
 SHAPES = ((8192, 16, 16, 128), (8192, 32, 8, 128), (8192, 16, 16, 64), (64, 32, 8, 128))  # tokens, heads, head_dim
@@ -111,6 +111,11 @@ def right(calls: dict[str, Callable[[], Any]], of_pass: str) -> dict[str, Callab
 
 def main() -> int:
     sys.path.insert(0, str(ROOT / "common/library/python"))
+    try:
+        ready(False)
+    except ReportError as error:
+        print(f"heads.py: {error}", file=sys.stderr)
+        return 2
     import torch
 
     gpu = Gpu()

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, take_turns
+from compare import Gpu, command_output, ready, take_turns
 from programs import write_json
-from results import ROOT
+from results import ROOT, ReportError
 
 EPS, BLOCK, LARGEST = 1e-6, 128, 448.0
 SHAPES = ((16384, 4096), (8192, 8192), (128, 7168), (1, 7168))
@@ -145,6 +145,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to it too")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "common/library/python"))
+    try:
+        ready(False)
+    except ReportError as error:
+        print(f"quantized_peers.py: {error}", file=sys.stderr)
+        return 2
     import torch
 
     gpu = Gpu()

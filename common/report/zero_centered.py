@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, largest_excess, take_turns
+from compare import Gpu, command_output, largest_excess, ready, take_turns
 from programs import write_json
-from results import ROOT
+from results import ROOT, ReportError
 
 EPS = 1e-6
 SHAPES = ((4096, 2304), (16384, 5376), (8192, 2048))  # Gemma 2 2B, Gemma 3 27B, Gemma 2B
@@ -126,6 +126,11 @@ def right(calls: dict[str, Callable[[], Any]], operation: str) -> dict[str, Call
 
 def main() -> int:
     sys.path.insert(0, str(ROOT / "common/library/python"))
+    try:
+        ready(False)
+    except ReportError as error:
+        print(f"zero_centered.py: {error}", file=sys.stderr)
+        return 2
     import torch
 
     gpu = Gpu()

@@ -57,7 +57,8 @@ LEFT_OUT = {
 NEED_GPU = (
     "./worklog bench", "./worklog verify", "./worklog compare", "python3 common/report/counters.py",
     "python3 common/report/verify.py", "python3 common/report/bench.py",
-    "./worklog judge common/tests/learners/warp_shuffle.cu",
+    "./worklog judge common/tests/learners/warp_shuffle.cu", "python3 common/report/heads.py",
+    "python3 common/report/quantized_peers.py", "python3 common/report/zero_centered.py",
 )
 
 
@@ -142,7 +143,7 @@ def main() -> int:
     failed = count = 0
     for command in commands():
         reason = reason_to_leave_out(command)
-        needs_gpu = command.words.startswith(NEED_GPU)
+        needs_gpu = command.words.startswith(NEED_GPU) or " --time " in command.words
         if gpu and needs_gpu:
             reason = reason or "it takes long; this machine has a GPU, and can run it by hand"
         if options.list or reason:
