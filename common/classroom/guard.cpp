@@ -484,8 +484,7 @@ void* guarded_map_to_rank(const void* shared, unsigned rank, const char* name, s
   return found;
 }
 
-// --- What is put between the instructions of a submission's code (checked_assembly.py)
-// --------------------------------
+// --- What is put between the instructions of a submission's code (checked_assembly.py) ---
 #if defined(__x86_64__)
 __asm__(R"(
   .text

@@ -280,7 +280,7 @@ TEST(Reference, SlackGrowsWithTheSumAsDocumented) {
   }
 }
 
-// Each head's row is what RMSNorm, whose reference is held against PyTorch's values, says of the same elements.
+// Each head's row is what RMSNorm, whose reference is compared with PyTorch's values, says of the same elements.
 TEST(Reference, HeadsAreRowsOfRmsNorm) {
   for (const bool backward : {false, true}) {
     const Problem problem({.operation = backward ? Operation::qk_norm_backward : Operation::qk_norm,

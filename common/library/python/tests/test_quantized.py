@@ -172,5 +172,5 @@ def test_the_operator() -> None:
         x, residual, gamma, beta = tensors("add_layer_norm_quantized", (4, 200), torch.float32)
         scale = torch.full((1,), 0.05, device=DEVICE) if given else None
         operands = (x, residual, gamma, beta, scale, EPS, True, "e4m3", scaling)
-        checks = ("test_schema", "test_faketensor")
-        torch.library.opcheck(torch.ops.normworklog.quantized_norm, operands, test_utils=checks)
+        found = torch.library.opcheck(torch.ops.normworklog.quantized_norm, operands, raise_exception=False)
+        assert found["test_schema"] == found["test_faketensor"] == "SUCCESS", found  # it has no gradient to look at

@@ -3,7 +3,7 @@
 transformers has an RMSNorm in every model, under many names, and two definitions of it: LLaMA's, Qwen's and T5's round
 x * rstd to x's type and then multiply by the weight; Gemma's and Qwen3-Next's multiply in float32 by 1 + weight, and
 round once. A name says nothing reliable. So a module is run on a few random rows with a random weight, and what it
-gives is held against the definitions.
+gives is compared with the definitions.
 """
 
 from __future__ import annotations
