@@ -258,6 +258,37 @@ def largest_excess(
     return worst
 
 
+def right_calls(
+    calls: dict[str, Callable[[], Any]], title: str, tolerated: float, unchecked: Sequence[str]
+) -> dict[str, Callable[[], Any]]:
+    """Those of `calls` that run, after two calls of each; what is off by more than `tolerated` tolerances of bf16 from
+    what "exact" gives is said. `unchecked` compute something else."""
+    exact = calls.pop("exact")()
+    kept = {}
+    for name, call in calls.items():
+        try:
+            call()
+            outputs = call()
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            off = 0.0 if name in unchecked else largest_excess(outputs, exact, "bf16", title == "backward")
+        except Exception as error:  # noqa: BLE001
+            print(f"{title}: {name} failed: {type(error).__name__}: {error}".split("\n")[0], file=sys.stderr)
+            continue
+        if off > tolerated:
+            print(f"{title}: {name} is off by {off:.1f} tolerances", file=sys.stderr)
+        kept[name] = call
+    return kept
+
+
+def write_microseconds(path: Path, figures: dict[str, float]) -> None:
+    import torch
+
+    write_json(path, {
+        "commit": command_output("git", "rev-parse", "--short=10", "HEAD"),
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "microseconds": figures,
+    })
+
+
 # --- Running ----------------------------------------------------------------------------------------------------------
 def measure(
     cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu, sets: int = 1, modes: Sequence[str] = MODES

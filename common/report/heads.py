@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, largest_excess, ready, take_turns
-from programs import write_json
+from compare import Gpu, ready, right_calls, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS = 1e-6
@@ -91,24 +90,6 @@ def contenders(tokens: int, q_heads: int, k_heads: int, dim: int) -> dict[str, d
     return calls
 
 
-def right(calls: dict[str, Callable[[], Any]], of_pass: str) -> dict[str, Callable[[], Any]]:
-    """Those that run, after two calls of each; what is off is said."""
-    exact = calls.pop("exact")()
-    kept = {}
-    for name, call in calls.items():
-        try:
-            call()
-            outputs = call()
-            off = 0.0 if name in IN_PLACE else largest_excess(outputs, exact, "bf16", of_pass == "backward")
-        except Exception as error:  # noqa: BLE001
-            print(f"{of_pass}: {name} failed: {type(error).__name__}: {error}".split("\n")[0], file=sys.stderr)
-            continue
-        if off > (1 if of_pass == "forward" else 4):
-            print(f"{of_pass}: {name} is off by {off:.1f} tolerances", file=sys.stderr)
-        kept[name] = call
-    return kept
-
-
 def main() -> int:
     sys.path.insert(0, str(ROOT / "common/library/python"))
     try:
@@ -116,14 +97,13 @@ def main() -> int:
     except ReportError as error:
         print(f"heads.py: {error}", file=sys.stderr)
         return 2
-    import torch
-
     gpu = Gpu()
     figures: dict[str, float] = {}
     for tokens, q_heads, k_heads, dim in SHAPES:
         for of_pass, calls in contenders(tokens, q_heads, k_heads, dim).items():
             gpu.ahead = gpu.AHEAD_OF_BACKWARD if of_pass == "backward" else gpu.AHEAD
-            samples = take_turns(right(calls, of_pass), gpu.cold, ROUNDS)
+            tolerated = 1 if of_pass == "forward" else 4
+            samples = take_turns(right_calls(calls, of_pass, tolerated, IN_PLACE), gpu.cold, ROUNDS)
             for name, seconds in samples.items():
                 figures[f"{of_pass}_{tokens}x{q_heads}+{k_heads}x{dim}_{name}"] = round(
                     statistics.median(seconds) * 1e6, 3
@@ -133,10 +113,7 @@ def main() -> int:
             line = f"{of_pass:<9}{tokens} x {q_heads}+{k_heads} x {dim} bf16, {megabytes:.0f} MB, us: {shown}"
             print(line, flush=True)
     if len(sys.argv) > 1:
-        write_json(Path(sys.argv[1]), {
-            "commit": command_output("git", "rev-parse", "--short=10", "HEAD"),
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "microseconds": figures,
-        })
+        write_microseconds(Path(sys.argv[1]), figures)
     return 0
 
 

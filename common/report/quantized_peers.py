@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, ready, take_turns
-from programs import write_json
+from compare import Gpu, ready, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS, BLOCK, LARGEST = 1e-6, 128, 448.0
@@ -150,8 +149,6 @@ def main() -> int:
     except ReportError as error:
         print(f"quantized_peers.py: {error}", file=sys.stderr)
         return 2
-    import torch
-
     gpu = Gpu()
     figures: dict[str, float] = {}
     for rows, cols in SHAPES:
@@ -175,10 +172,7 @@ def main() -> int:
                 shown = ", ".join(f"{name} {statistics.median(s) * 1e6:.2f}" for name, s in samples.items())
                 print(f"{kind:<7}{rows} x {cols} bf16, {way}, us: {shown}", flush=True)
     if options.json:
-        write_json(options.json, {
-            "commit": command_output("git", "rev-parse", "--short=10", "HEAD"),
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "microseconds": figures,
-        })
+        write_microseconds(options.json, figures)
     return 0
 
 

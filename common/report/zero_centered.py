@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, command_output, largest_excess, ready, take_turns
-from programs import write_json
+from compare import Gpu, ready, right_calls, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS = 1e-6
@@ -104,26 +103,6 @@ def contenders(rows: int, cols: int) -> dict[str, dict[str, Callable[[], Any]]]:
     return calls
 
 
-def right(calls: dict[str, Callable[[], Any]], operation: str) -> dict[str, Callable[[], Any]]:
-    """Those whose outputs are right, after two calls of each; `plain` computes something else."""
-    exact = calls.pop("exact")()
-    kept = {}
-    for name, call in calls.items():
-        try:
-            call()
-            outputs = call()
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            off = 0.0 if name == "plain" else largest_excess(outputs, exact, "bf16", operation == "backward")
-        except Exception as error:  # noqa: BLE001
-            print(f"{operation}: {name} failed: {type(error).__name__}: {error}".split("\n")[0], file=sys.stderr)
-            continue
-        # The sum before the norm is rounded by some and not by others, and then a few elements are a place apart.
-        if off > (4 if operation != "forward" else 1):
-            print(f"{operation}: {name} is off by {off:.1f} tolerances", file=sys.stderr)
-        kept[name] = call
-    return kept
-
-
 def main() -> int:
     sys.path.insert(0, str(ROOT / "common/library/python"))
     try:
@@ -131,24 +110,21 @@ def main() -> int:
     except ReportError as error:
         print(f"zero_centered.py: {error}", file=sys.stderr)
         return 2
-    import torch
-
     gpu = Gpu()
     figures: dict[str, float] = {}
     for rows, cols in SHAPES:
         for operation, calls in contenders(rows, cols).items():
             gpu.ahead = gpu.AHEAD_OF_BACKWARD if operation == "backward" else gpu.AHEAD
-            samples = take_turns(right(calls, operation), gpu.cold, ROUNDS)
+            # The sum before the norm is rounded by some and not by others: then a few elements are a place apart.
+            tolerated = 1 if operation == "forward" else 4
+            samples = take_turns(right_calls(calls, operation, tolerated, ("plain",)), gpu.cold, ROUNDS)
             for name, seconds in samples.items():
                 figures[f"{operation}_{rows}x{cols}_{name}"] = round(statistics.median(seconds) * 1e6, 3)
             megabytes = TENSORS[operation] * rows * cols * 2 / 1e6
             shown = ", ".join(f"{name} {statistics.median(s) * 1e6:.2f}" for name, s in samples.items())
             print(f"{operation:<9}{rows} x {cols} bf16, {megabytes:.0f} MB, us: {shown}", flush=True)
     if len(sys.argv) > 1:
-        write_json(Path(sys.argv[1]), {
-            "commit": command_output("git", "rev-parse", "--short=10", "HEAD"),
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "microseconds": figures,
-        })
+        write_microseconds(Path(sys.argv[1]), figures)
     return 0
 
 
