@@ -23,6 +23,16 @@ using warp_shuffle::warp_sum;
 inline constexpr int threads_of_heads = 256;
 
 // [snippet: head_row]
+// Which token's row i is, and which of that token's heads. Unsigned numbers are divided in fewer instructions.
+struct TokenHead {
+  int64_t token, head;
+};
+
+__device__ inline TokenHead token_head(int64_t i, int64_t heads) {
+  const auto token = static_cast<int64_t>(static_cast<uint64_t>(i) / static_cast<uint64_t>(heads));
+  return {token, i - token * heads};
+}
+
 // The row of one head of one token.
 template <class T, class G>
 struct HeadRow {
@@ -35,9 +45,7 @@ struct HeadRow {
 // Row i of q and k together. The heads of a token are neighbours, q's before k's, as they are in a projection.
 template <class T, class G>
 __device__ inline HeadRow<T, G> head_row(const QkNormForward<T, G>& p, int64_t i) {
-  const auto heads = static_cast<uint64_t>(p.q_heads + p.k_heads);
-  const auto token = static_cast<int64_t>(static_cast<uint64_t>(i) / heads);
-  const int64_t head = i - token * static_cast<int64_t>(heads);
+  const auto [token, head] = token_head(i, p.q_heads + p.k_heads);
   const bool is_k = head >= p.q_heads;
   const int64_t own = is_k ? head - p.q_heads : head;  // among the heads of q, or of k
   const HeadStrides from = is_k ? p.k_stride : p.q_stride;

@@ -5,6 +5,7 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "04_vectorized/vectors.cuh"
+#include "06_fused_residual/heads.cuh"
 #include "07_backward/partials.cuh"
 #include "07_backward/row.cuh"
 #include "common/device/arguments.h"
@@ -34,8 +35,7 @@ struct Heads {
 
   // The same heads, but of row i alone.
   __device__ Heads row(int64_t i) const {
-    const auto token = static_cast<int64_t>(static_cast<uint64_t>(i) / static_cast<uint64_t>(heads));
-    const int64_t head = i - token * heads;
+    const auto [token, head] = fused_residual::token_head(i, heads);
     Heads own = *this;
     own.dy += token * dy_stride.token + head * dy_stride.head;
     own.x += token * x_stride.token + head * x_stride.head;

@@ -34,7 +34,8 @@ struct ZeroCenteredSteps : Norm {
 
 // [snippet: rules]
 // Rows of whole vectors. Where elements and weights have the same 16 bits, RMSNorm has the kernels that plain weights
-// have at the widths of models; all others have one kernel that takes any row of its length.
+// have at the widths of models; all others have one kernel that takes any row of its length. A rule with a text in
+// quotes is reached by some case of the stage's results.
 namespace zero_centered_tiles {
 
 using enum welford::Operations;
@@ -48,13 +49,13 @@ inline constexpr welford::Rule rules[] = {
     // norm       types    from vectors    to  work  kernel: team(known, vectors, threads, resident blocks)
     {rms_of_x,   bits16,       1,      32,    0, lanes(given, 4, 8)},  // heads of 64, 128 and 256
     {rms_of_sum, bits16,       1,      64,    0, lanes(given, 2, 32)},
-    {rms_of_x,   bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks)},
-    {rms_of_sum, bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks)},
+    {rms_of_x,   bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: 1024 x 1024"},
+    {rms_of_sum, bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: sum of 1024 x 1024"},
     {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3)},  // 2048 to 5376 columns
     {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4)},  // 2048 to 5376 columns
-    {layer_of_x, any_types,    1,    2048,    0, block(asked, 4, 512, 1)},
-    {rms_of_x,   fp32 | mixed, 1,    2048,    0, block(asked, 4, 512, 1)},
-    {of_sum,     any_types,    1,    2048,    0, block(asked, 4, 512, 1)},
+    {layer_of_x, any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: LayerNorm"},
+    {rms_of_x,   fp32 | mixed, 1,    2048,    0, block(asked, 4, 512, 1), "about zero: 1024 columns of fp32"},
+    {of_sum,     any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: sum, 1024 columns of fp32"},
 };
 // clang-format on
 
@@ -70,14 +71,14 @@ bool launch_zero_centered_rule(const Steps& steps, cudaStream_t stream) {
   constexpr welford::Tile tile = rule.tile;
   constexpr bool given = tile.known != welford::Known::asked;
   constexpr welford::Fit fit = welford::Fit::vectors;
-  const char* const name = zero_centered_tiles::rules[number].measured;
+  const char* const measured = zero_centered_tiles::rules[number].measured;
+  const char* const name = measured ? measured : "";
   if constexpr (!is_for(rule, welford::operation_of<Steps>, types_of<T, typename Steps::Parameter>)) {
     return false;
   } else if constexpr (tile.team == welford::Team::lanes) {
-    welford::launch_lanes<fit, given, tile.amount, tile.vectors, tile.threads>(steps, name ? name : "", stream);
+    welford::launch_lanes<fit, given, tile.amount, tile.vectors, tile.threads>(steps, name, stream);
   } else {
-    welford::launch_block<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name ? name : "",
-                                                                                              stream);
+    welford::launch_block<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
   }
   return true;
 }

@@ -5,11 +5,14 @@
 #include <cstdint>
 
 #include "05_welford/held.cuh"
+#include "06_fused_residual/final/heads.cuh"
 #include "07_backward/heads.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::backward {
+
+using fused_residual::heads_on_boundaries;
 
 // [snippet: sums_of_block]
 // The sums of a block's threads, which have `width` lanes to a row, over all its rows: to a partial row. A lane's
@@ -97,10 +100,6 @@ __global__ void __launch_bounds__(threads_of_heads) heads_backward(QkNormBackwar
 // [/snippet]
 
 // [snippet: launch_heads_backward]
-template <class T>
-bool heads_on_boundaries(const T* heads, HeadStrides stride) {
-  return welford::on_boundaries(heads, stride.token) && stride.head % vector_size<T> == 0;
-}
 template <class T, class G>
 bool is_whole(const QkNormBackward<T, G>& p) {
   for (const bool is_k : {false, true}) {

@@ -79,7 +79,7 @@ namespace zero_centered_tiles {
 inline constexpr Rule rules[] = {
     // pass      types   work  rows: from to  vectors  kernel: team(units, stages, threads)
     {every_pass, bits16, Size::any, 0, many,   32, {Team::lanes, 2, 4, 16, 2}},  // heads of 64, 128 and 256
-    {every_pass, bits16, Size::any, 0, many,  512, {Team::block, 2, 3, 512, 1}},  // 2048 to 4096 columns
+    {every_pass, bits16, Size::any, 0, many,  512, {Team::block, 2, 3, 512, 1}, "about zero: 1024 to 4096 columns"},
     {plain,      bits16, Size::any, 0, many, 1024, {Team::block, 2, 6, 512, 1}},  // 5376 columns
     {adds_dh,    bits16, Size::any, 0, many, 1024, {Team::block, 2, 4, 512, 1}},
 };
@@ -94,12 +94,14 @@ bool launch_zero_centered_rule(const Pass& pass, cudaStream_t stream) {
   constexpr Rule rule = zero_centered_tiles::rules[number];
   constexpr Tile tile = rule.tile;
   constexpr Layout layout = Layout::whole;
+  const char* const measured = zero_centered_tiles::rules[number].measured;
+  const char* const name = measured ? measured : "";
   if constexpr (Pass::centered || !is_for(rule, pass_of<Pass>, types_of<typename Pass::T, typename Pass::G>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
-    return launch_lanes<layout, tile.units, tile.stages, tile.threads, 256, tile.resident>(pass, "", stream);
+    return launch_lanes<layout, tile.units, tile.stages, tile.threads, 256, tile.resident>(pass, name, stream);
   } else {
-    return launch_block<layout, tile.units, tile.stages, tile.threads, tile.resident>(pass, "", stream);
+    return launch_block<layout, tile.units, tile.stages, tile.threads, tile.resident>(pass, name, stream);
   }
 }
 
