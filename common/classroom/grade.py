@@ -33,6 +33,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -41,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True
-from checked_assembly import AssemblyError, rewritten
+from checked_assembly import AssemblyError, checks_assembly, rewritten
 from exercises import ROOT, SOURCE, Exercise, ExerciseError, all_exercises, find
 from isolation import MEBIBYTE, MOST_SLOTS, Cancelled, Limits, Outcome, Sandbox
 from judging import (
@@ -80,7 +81,7 @@ GUARDED = {
     "_ZSt20__throw_out_of_rangePKc": "guarded_throw_range",
     "_ZSt24__throw_out_of_range_fmtPKcz": "guarded_throw_range_of",
     "_Z21cudaStreamSynchronizeP11CUstream_st": "guarded_synchronize",
-    "sincos": "guarded_sincos", "sincosf": "guarded_sincosf",
+    "sincos": "guarded_sincos", "sincosf": "guarded_sincosf", "sincosl": "guarded_sincosl",
     "_Z13cudaGetDevicePi": "guarded_get_device",
     "_Z22cudaDeviceGetAttributePi14cudaDeviceAttri": "guarded_get_attribute",
     "_Z21cudaFuncGetAttributesP18cudaFuncAttributesPKv": "guarded_get_function",
@@ -96,6 +97,7 @@ TO_ASSEMBLY = (
     "-fno-stack-protector", "-fno-stack-clash-protection", "-U_FORTIFY_SOURCE",
 )
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
+MOST_ASSEMBLY = 32 * MEBIBYTE  # that of a kernel has one or two
 TOUCHED_BY_HOST, CANNOT_FILTER, NOT_ITS_OWN = 86, 87, 88  # exit codes of submission.cpp, confine.cpp, guard.cpp
 MOST_THREADS = 8  # of a run: each takes addresses for the stacks of a block, and others run at the same time
 MOST_ENTRIES, MOST_DEPTH = 5000, 24  # of a student's folder, that are looked at
@@ -152,6 +154,8 @@ class Grade:
     findings: int = 0
     goals_met: int = 0
     goals: int = 0
+    reached: list[str] = field(default_factory=list)  # the goals that are met, by what they count
+    is_given: bool = False  # all that is right about it is so of the skeleton
     problems: list[Json] = field(default_factory=list)  # kind, text
     goal_lines: list[str] = field(default_factory=list)
     warnings: str = ""
@@ -190,7 +194,10 @@ def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Itera
             candidates = [student / inside, student / "my" / inside, *([student / SOURCE] if single else [])]
             if found := next((path for path in candidates if os.path.lexists(path)), None):
                 taken.add(found)
-                yield Submission(student.name, exercise, found)
+                if link := link_above(found, student):
+                    yield Missing(student.name, f"{link.relative_to(student)} is a link, which is not followed")
+                else:
+                    yield Submission(student.name, exercise, found)
         sources, complaint = sources_in(student)
         elsewhere = []
         for path in sources:
@@ -212,6 +219,12 @@ def submissions(folder: Path, chosen: Sequence[Exercise], single: bool) -> Itera
             yield Missing(student.name, f"there is no {example}")
         elif not sources and not taken:
             yield Missing(student.name, f"there is no file of an exercise, such as {example}")
+
+
+def link_above(path: Path, student: Path) -> Path | None:
+    """Of the folders of a student's that a file lies in, one that is a link: it could lead to another's."""
+    below = [each for each in path.parents if each != student and each.is_relative_to(student)]
+    return next((each for each in below if each.is_symlink()), None)
 
 
 def sources_in(student: Path) -> tuple[list[Path], str]:
@@ -284,7 +297,10 @@ class Examination:
         self.judge = built.program
         if grader.vets:
             others = [*libraries_of(grader.recipe), *map(Path, grader.submission_parts)]
-            self.object_vetting = ObjectVetting((folder / "judge/main.o").read_bytes(), others)
+            baseline = (folder / "judge/main.o").read_bytes()
+            self.object_vetting = ObjectVetting(baseline, others, keeps_its_own=grader.counts and checks_assembly())
+        self.of_skeleton: Grade | None = None
+        self.one_at_a_time = threading.Lock()
         self.tasks: list[Path] = []
         for number, flags in enumerate([*self.runs, *([self.counted_run] if self.counted_run else [])]):
             tasks = folder / f"tasks-{number}"
@@ -414,7 +430,7 @@ class Grader:
         if against:
             return None, explained(against, source.decode(errors="replace"), SOURCE)
         try:
-            return read_untrusted(unit, 256 * MEBIBYTE), said
+            return read_untrusted(unit, MOST_ASSEMBLY if to_assembly else 256 * MEBIBYTE), said
         except ValueError as error:
             return None, str(error)
 
@@ -571,23 +587,49 @@ class Grader:
         folder.mkdir()
         folder.chmod(0o755)
         try:
-            self.examine(examination, source, slot, folder, grade)
+            if not self.is_refused(examination, source, folder, grade):
+                self.examine(examination, source, slot, folder, grade)
+                self.compare_with_skeleton(examination, slot, folder, grade)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return finished(grade, begun)
 
-    def examine(self, examination: Examination, source: bytes, slot: int, folder: Path, grade: Grade) -> None:
-        exercise = examination.exercise
-        grade.goals = len(exercise.goals)
+    def is_refused(self, examination: Examination, source: bytes, folder: Path, grade: Grade) -> bool:
+        """By its text; or it is the skeleton still."""
         copy = folder / SOURCE
         copy.write_bytes(source)
-        if same_code(copy, exercise.skeleton):
-            grade.verdict = "not begun"
-            return
+        grade.goals = len(examination.exercise.goals)
         if examination.vetting and (reasons := examination.vetting.reasons(source)):
             grade.verdict = "refused"
             grade.problems = [{"kind": "refused", "text": reason} for reason in reasons]
+        elif same_code(copy, examination.exercise.skeleton):  # takes its time where a comment does not end
+            grade.verdict = "not begun"
+        return grade.verdict in ("refused", "not begun")
+
+    def compare_with_skeleton(self, examination: Examination, slot: int, folder: Path, grade: Grade) -> None:
+        """Some skeletons are right already, and slow. What is right about them is nobody's merit."""
+        if grade.right == 0 or grade.verdict == "solved":
             return
+        exercise = examination.exercise
+        with examination.one_at_a_time:
+            if examination.of_skeleton is None:
+                skeleton = exercise.skeleton.read_bytes()
+                given = Grade("", exercise.id, exercise.title, "", "", goals=len(exercise.goals))
+                (folder / "skeleton").mkdir()
+                (folder / "skeleton").chmod(0o755)
+                self.examine(examination, skeleton, slot, folder / "skeleton", given)
+                examination.of_skeleton = given
+        given = examination.of_skeleton
+        if goes_beyond(grade, given):
+            return
+        grade.is_given = True
+        reached = f", and reaches as many of its goals: {given.goals_met} of {given.goals}" if given.reached else ""
+        grade.problems.insert(0, {
+            "kind": "given",
+            "text": f"the skeleton has as many right results as this, {given.right} of {given.results}{reached}",
+        })
+
+    def examine(self, examination: Examination, source: bytes, slot: int, folder: Path, grade: Grade) -> None:
         built = self.build(examination, source, slot, folder / "built", self.counts, self.submission_parts)
         if built.refused:
             grade.verdict = "refused"
@@ -706,6 +748,7 @@ class Grader:
             return
         for result in judge_goals(exercise, entries, source):
             grade.goals_met += result.met
+            grade.reached += [result.goal.count] * result.met
             line = f"{'met' if result.met else 'missed'}: {result.text()}"
             grade.goal_lines.append(line + ("" if result.met else f" {result.goal.because}"))
 
@@ -717,11 +760,6 @@ def warning_of_processor() -> str:
         f"on {platform.machine()} a submission's writes are checked only where g++ tells of them, so what is counted "
         "could be falsified; on x86-64 it could not"
     )
-
-
-def checks_assembly() -> bool:
-    """Whether each write of a submission's is checked where it is made: on x86-64 only."""
-    return platform.machine() == "x86_64"
 
 
 def plain(text: str) -> str:
@@ -946,11 +984,19 @@ def finished(grade: Grade, begun: float) -> Grade:
     return grade
 
 
+def goes_beyond(grade: Grade, given: Grade) -> bool:
+    """More results are right than the skeleton's, a goal is met that it misses, or what was found in it is gone."""
+    if grade.right != given.right or grade.results != given.results:
+        return grade.right * given.results > given.right * grade.results
+    is_cleared = given.counted and grade.counted and given.findings > 0 and grade.findings == 0
+    return is_cleared or not set(grade.reached) <= set(given.reached)
+
+
 def points_of(grade: Grade) -> dict[str, float]:
     """By the rubric of docs/teaching.md."""
     points = dict.fromkeys(POINTS, 0.0)
     without = ("not begun", "not found", "refused", "not by a kernel", "does not compile", "not graded")
-    if grade.results == 0 or grade.verdict in without:
+    if grade.results == 0 or grade.verdict in without or grade.is_given:
         return points
     points["results"] = round(POINTS["results"] * grade.right / grade.results, 1)
     if grade.right == grade.results and grade.counted:
@@ -981,9 +1027,13 @@ def fenced(text: str) -> str:
     return f"{ticks}text\n{text}\n{ticks}"
 
 
+def in_a_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
 def cell(value: object) -> str:
     """For CSV: no line ends, and nothing that a spreadsheet takes for a formula."""
-    text = " ".join(printable(str(value)).split())
+    text = in_a_line(str(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
@@ -1013,7 +1063,7 @@ def report_of(student: str, grades: Sequence[Grade], sandbox: Sandbox, seed: int
     total = sum(grade.total for grade in grades)
     most = sum(grade.exercise != "" for grade in grades) * sum(POINTS.values())
     lines = [
-        f"# {printable(student)}: {number(total)} of {most} points",
+        f"# {in_a_line(student)}: {number(total)} of {most} points",
         "",
         "| exercise | verdict | points | results | findings | goals |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -1119,7 +1169,7 @@ def grade_all(options: argparse.Namespace) -> int:
     missing = [each for each in there if isinstance(each, Missing)]
     if not found:
         for each in missing:
-            print(f"{printable(each.student)}: {printable(each.reason)}", flush=True)
+            print(f"{in_a_line(each.student)}: {in_a_line(each.reason)}", flush=True)
         raise ExerciseError(
             f"there is no submission in {options.folder}: STUDENT/{chosen[0].mine.relative_to(ROOT / 'my')} is where "
             "one would lie"
@@ -1190,7 +1240,7 @@ def grade_all(options: argparse.Namespace) -> int:
                     grades[grade.student, grade.exercise] = grade
                     write_whole(result_file(out, submission), json.dumps(asdict(grade), indent=1) + "\n")
                     points = f"{number(grade.total)} points ({grade.seconds:.0f} s)"
-                    print(f"{printable(grade.student)} {grade.exercise}: {grade.verdict}, {points}", flush=True)
+                    print(f"{in_a_line(grade.student)} {grade.exercise}: {grade.verdict}, {points}", flush=True)
             except BaseException:
                 sandbox.stop()
                 pool.shutdown(cancel_futures=True)
@@ -1213,7 +1263,7 @@ def grade_all(options: argparse.Namespace) -> int:
         for each in there
     ]
     for each in missing:
-        print(f"{printable(each.student)}: {printable(each.reason)}", flush=True)
+        print(f"{in_a_line(each.student)}: {in_a_line(each.reason)}", flush=True)
     for student in dict.fromkeys(each.student for each in there):
         of_student = [grade for grade in ordered if grade.student == student]
         write_whole(out / f"{file_name(student)}.md", report_of(student, of_student, sandbox, seed))

@@ -57,6 +57,9 @@ uintptr_t address_of(const volatile void* pointer) {
 std::atomic<uintptr_t> host_stack{0};
 __thread bool is_known = false;  // the shared memory of this OS thread
 
+char* other_variables = nullptr;  // those of the side that does not run, one after the other
+size_t bytes_of_variables = 0;
+
 // Where a submission's function is left that throws, and with what.
 std::jmp_buf way_out;
 std::string thrown;
@@ -225,6 +228,11 @@ void guard() {
   worklog_mark = &worklog_entry_mark;
   worklog_text_from = looking.text.begin;
   worklog_text_to = looking.text.end;
+  const size_t of_data = looking.data.end - looking.data.begin;
+  bytes_of_variables = of_data + (looking.bss.end - looking.bss.begin);
+  other_variables = reinterpret_cast<char*>(kept_beside(bytes_of_variables));
+  std::memcpy(other_variables, reinterpret_cast<const void*>(looking.data.begin), of_data);
+  mprotect(other_variables, bytes_of_variables, PROT_NONE);
   know_stack((address_of(__builtin_frame_address(0)) + page) / page * page - host_stack_bytes, host_stack_bytes);
   std::set_terminate(on_terminate);
   simt::guard_writes(on_write);
@@ -234,6 +242,17 @@ void guard() {
 
 void stop_guarding() {
   worklog_guard_is_on = 0;
+}
+
+void exchange_variables(bool are_of_device) {
+  if (worklog_guard_is_on == 0) return;
+  if (are_of_device) mprotect(other_variables, bytes_of_variables, PROT_READ | PROT_WRITE);
+  char* other = other_variables;
+  for (const Span& span : {looking.data, looking.bss}) {
+    auto* const begin = reinterpret_cast<char*>(span.begin);
+    other = std::swap_ranges(begin, begin + (span.end - span.begin), other);
+  }
+  if (!are_of_device) mprotect(other_variables, bytes_of_variables, PROT_NONE);
 }
 
 void set_host_stack(const void* end) {
@@ -388,6 +407,12 @@ void guarded_sincos(double x, double* sine, double* cosine) {
   *cosine = std::cos(x);
 }
 void guarded_sincosf(float x, float* sine, float* cosine) {
+  worklog::check_write(sine, sizeof(*sine), CALLER);
+  worklog::check_write(cosine, sizeof(*cosine), CALLER);
+  *sine = std::sin(x);
+  *cosine = std::cos(x);
+}
+void guarded_sincosl(long double x, long double* sine, long double* cosine) {
   worklog::check_write(sine, sizeof(*sine), CALLER);
   worklog::check_write(cosine, sizeof(*cosine), CALLER);
   *sine = std::sin(x);

@@ -28,6 +28,10 @@ void set_host_stack(const void* end);
 void forget_device_memory();
 void add_device_memory(const void* data, size_t bytes);
 
+// Each variable of the submission's object exists twice, once for the host and once for the device, as on a GPU. This
+// puts the device's copy into its place, or the host's. The host cannot read the device's.
+void exchange_variables(bool are_of_device);
+
 // Whether these bytes are device memory, or nothing is guarded.
 bool may_fill(const void* memory, size_t bytes);
 // Whether code is the start of one of the submission's functions, or nothing is guarded.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from checked_assembly import checks_assembly
 from exercises import SOURCE, Exercise, ExerciseError, Goal, figure_of
 from objects import ObjectVetting
 from toolchain import Built, Toolchain, build, libraries_of, replaced
@@ -185,8 +186,10 @@ COUNTS = {
     ),
     "doubles": Count("doubles in the source", lambda entry: doubles_in(entry["source"]) - entry["doubles_given"]),
 }
-DOUBLES = {"double", "double2", "double3", "double4", "float64_t"}
-DOUBLE = re.compile(r"(?:\d[\d']*\.[\d']*|\.\d[\d']*)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+")  # 1.0, not 1.0f
+DOUBLES = {"double", "double2", "double3", "double4", "double_t", "float64_t"}
+DOUBLE = re.compile(  # 1.0, not 1.0f
+    r"(?:(?:\d[\d']*\.[\d']*|\.\d[\d']*)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+|0[xX][\da-fA-F'.]+[pP][+-]?\d+)[lL]?"
+)
 OVER = {
     "passes_over_": ("times that {} is read", "bytes_read"),
     "written_over_": ("times that {} is written", "bytes_written"),
@@ -328,7 +331,8 @@ def object_vetting(exercise: Exercise, work: Path, toolchain: Toolchain) -> Obje
     of = [exercise.skeleton, exercise.main, *(path for path in libraries_of(recipe) if path.is_file())]
     if not made.is_file() or any(path.stat().st_mtime >= made.stat().st_mtime for path in of):
         build(exercise, exercise.folder, made.parent, recipe)
-    return ObjectVetting(made.read_bytes(), libraries_of(recipe))
+    keeps_its_own = toolchain.can_count and checks_assembly()
+    return ObjectVetting(made.read_bytes(), libraries_of(recipe), keeps_its_own)
 
 
 def refusals(exercise: Exercise, source: Path, toolchain: Toolchain) -> list[Problem]:

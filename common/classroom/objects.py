@@ -126,20 +126,24 @@ def string_at(strings: bytes, offset: int) -> str:
 
 
 @cache
-def defined_in(library: Path) -> frozenset[str]:
-    """What a library, or an object of ours, defines for others."""
+def defined_in(library: Path) -> dict[str, bool]:
+    """What a library, or an object of ours, defines for others; and whether it is weak, as a header's functions are."""
     words = ["nm", "-P", "-g", "--defined-only", *(["-D"] if ".so" in library.name else []), str(library)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return frozenset(line.split()[0] for line in done.stdout.splitlines() if len(line.split()) > 1)
+    words_of_lines = [line.split() for line in done.stdout.splitlines()]
+    return {words[0]: words[1] in "WVwvu" for words in words_of_lines if len(words) > 1}
 
 
 class ObjectVetting:
     """What the object of a submission may hold: what the baseline's has, and what a kernel needs."""
 
-    def __init__(self, baseline: bytes, others: Iterable[Path]) -> None:
-        """`others`: the libraries and objects that it is linked with."""
+    def __init__(self, baseline: bytes, others: Iterable[Path], keeps_its_own: bool = False) -> None:
+        """`others`: the libraries and objects that it is linked with. `keeps_its_own`: what it defines is made its own
+        (checked_assembly.py), so that it may hold functions of headers that others hold, too."""
         self.baseline = read_object(baseline)
-        self.of_others = frozenset().union(*(defined_in(path) for path in others))
+        theirs = [(name, is_weak) for path in others for name, is_weak in defined_in(path).items()]
+        self.of_others = {name for name, _ in theirs}
+        self.not_again = {name for name, is_weak in theirs if not (is_weak and keeps_its_own)}
 
     def reasons(self, data: bytes, most: int = 5) -> list[str]:
         """Why the object is refused: a sentence each, none where it is not."""
@@ -167,7 +171,7 @@ class ObjectVetting:
         mine = {each.name for each in found.symbols if each.defined and each.binding != LOCAL} - there - {""}
         replaces = {
             name for name in mine
-            if name in self.of_others or re.match(r"_Z[nd][wal]", name) or not name.startswith(("_Z", "DW.ref."))
+            if name in self.not_again or re.match(r"_Z[nd][wal]", name) or not name.startswith(("_Z", "DW.ref."))
         }
         for name in readable(sorted(replaces)):
             sentences.append(f"the compiled code defines {name}, which is another's name")

@@ -82,8 +82,10 @@ class DeviceWork {
     if (interrupts_) set_access(PROT_READ | PROT_WRITE);
     host_runs = false;
     set_host_stack(nullptr);
+    if (interrupts_) exchange_variables(true);
   }
   ~DeviceWork() {
+    if (interrupts_) exchange_variables(false);
     host_runs = interrupts_;
     if (interrupts_) set_access(PROT_NONE);
     if (interrupts_) set_host_stack(host_stack);

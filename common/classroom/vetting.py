@@ -21,9 +21,10 @@ from exercises import ROOT, Exercise
 MOST_BYTES = 256 * 1024
 
 TOKEN = re.compile(r"""
-    (?P<comment>//[^\n]*|/\*.*?\*/)
+    (?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | (?P<char>'(?:[^'\\\n]|\\.)+')
+  | (?P<open>"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)+)
   | (?P<number>\.?[0-9](?:'?[A-Za-z0-9_]|(?<=[eEpP])[+-]|\.)*)
   | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<space>[ \t\r\v\f]+)
@@ -74,7 +75,8 @@ HARNESS = {
 }
 ATTRIBUTES = {"maybe_unused", "noreturn", "no_unique_address", "nodiscard", "likely", "unlikely", "fallthrough"}
 CUDA_CALLS = {
-    "cudaStream_t", "cudaError_t", "cudaSuccess", "cudaMemsetAsync", "cudaGetLastError", "cudaGetDevice",
+    "cudaStream_t", "cudaError_t", "cudaSuccess", "cudaMemsetAsync", "cudaGetLastError", "cudaPeekAtLastError",
+    "cudaGetErrorName", "cudaGetErrorString", "cudaGetDevice",
     "cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
     "cudaOccupancyMaxPotentialBlockSize",
 }
@@ -129,16 +131,20 @@ class Vetting:
             text = source.decode("utf-8-sig")
         except UnicodeDecodeError:
             return ["the file is not text in UTF-8"]
+        if alone := re.search(r"\r(?!\n)", text):  # which ends a line, and a comment, for g++
+            return [f"line {1 + text.count(chr(10), 0, alone.start())}: a carriage return that ends no line"]
         found: list[str] = []
 
         def refuse(line: int, why: str) -> None:
-            if all(not each.endswith(why) for each in found):
+            if len(found) < most and all(not each.endswith(why) for each in found):
                 found.append(f"line {line}: {why}")
 
         for token in tokens(text):  # none of these has a meaning in a comment
             if token.kind != "comment" and re.search(r'\?\?[=/\'()!<>-]', token.text):
                 refuse(token.line, "a trigraph")
         everything = tokens(text)
+        if everything and re.match(r"/\*(?!.*\*/)", everything[-1].text, re.DOTALL):
+            return [f"line {everything[-1].line}: a comment that does not end"]
         for first, second in zip(everything, everything[1:]):
             pair = first.text + second.text
             if pair in ("<:", "<%", "%:", "??") and first.kind == second.kind == "mark":
@@ -166,7 +172,7 @@ class Vetting:
         for body in of_macros:
             for i in range(len(body)):
                 self._vet_token(body, i, refuse)
-        return found[:most]
+        return found
 
     def _vet_directives(self, code: list[Token], refuse) -> None:
         lines: list[list[Token]] = [[]]
@@ -239,6 +245,8 @@ class Vetting:
         before, after = code[i - 1] if i else nothing, code[i + 1] if i + 1 < len(code) else nothing
         if token.kind == "mark" and (ord(text[0]) > 126 or text in ("\\", '"', "'", "`", "@", "$")):
             refuse(token.line, f"the character {text!r}")
+        if token.kind == "open":
+            refuse(token.line, f"the character {text[0]!r}")
         if token.kind in ("string", "char") and before.kind == "name" and before.text in ("R", "LR", "uR", "UR", "u8R"):
             refuse(token.line, "a raw string")
         if text == "[" and after.text == "[":

@@ -133,6 +133,13 @@ std::remove_cvref_t<Arguments> arguments_of(const std::function<void(Arguments, 
 
 template <class Function>
 void Variant::implement(Function function) {
+#ifdef WORKLOG_OF_EXERCISE  // main() copies it, before anything is watched; what is asked of std could be specialized
+  static_assert(__has_trivial_destructor(Function) && __is_trivially_constructible(Function, Function&) &&
+                    __is_trivially_constructible(Function, const Function&) &&
+                    __is_trivially_constructible(Function, Function) &&
+                    __is_trivially_constructible(Function, const Function),
+                "a variant is a function, or an object that is copied byte by byte");
+#endif
   using Arguments = decltype(detail::arguments_of(std::function(function)));
   using Bound = Binding<Arguments>;
   for (const Operation operation : Bound::operations) {

@@ -546,7 +546,8 @@ class Drawing(unittest.TestCase):
 
     def test_doubles_are_counted_in_the_source(self) -> None:
         for text, count in (("float a = 1.0f;", 0), ("double a = 1.0;", 2), ("a = .5e3 + 1e-5; // double 1.0", 2),
-                            ("a = 1 + 0x10 + 1.5F + 2.0f;", 0), ("static_cast<double>(x)", 1)):
+                            ("a = 1 + 0x10 + 1.5F + 2.0f;", 0), ("static_cast<double>(x)", 1),
+                            ("double_t a = 0x1p-3 + 1.0L + 0x1.8p0f;", 3)):
             self.assertEqual(judging.doubles_in(text), count, text)
 
 

@@ -191,6 +191,36 @@ inline int64_t hosts_sum(int64_t cols) {
         ),
         {"solved"},
     ),
+    # Functions of headers that the harness has, too, instructions of theirs, and a kernel that takes nothing.
+    "right_with_headers": (
+        "#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>\n#include <stdexcept>\n"
+        "#include <string>\n#define CHECK(call) \\\n"
+        "  if (const cudaError_t e = (call); e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e))\n"
+        + changed(
+            (
+                TREE,
+                """  for (unsigned stride = blockDim.x / 2; stride >= 32; stride /= 2) {
+    if (threadIdx.x < stride) scratch[threadIdx.x] += scratch[threadIdx.x + stride];
+    __syncthreads();
+  }
+  if (threadIdx.x < 32) {
+    const auto warp = cooperative_groups::tiled_partition<32>(cooperative_groups::this_thread_block());
+    const float total = cooperative_groups::reduce(warp, scratch[threadIdx.x], cooperative_groups::plus<float>());
+    if (threadIdx.x == 0) scratch[0] = total;
+  }
+  __syncthreads();
+""",
+            ),
+            (
+                LAUNCHER,
+                "  if (p.cols < 0) throw std::invalid_argument(\"columns: \" + std::to_string(p.cols));\n"
+                "  launch(warm_up, {.grid = 1, .block = 32, .stream = stream});\n  try {\n  "
+                + LAUNCHER
+                + "  } catch (const std::exception&) {\n    throw;\n  }\n  CHECK(cudaPeekAtLastError());\n",
+            ),
+        ).replace("// The sum of `value`", "__global__ inline void warm_up() {}\n\n// The sum of `value`", 1),
+        {"solved"},
+    ),
     # g++ does not tell of what a call takes by value: one thread reads all, and it is counted all the same.
     "right_and_reads_unseen": (
         changed((
@@ -281,6 +311,17 @@ LOOPS_AND_CRASHES = {
             + LAUNCHER,
         )),
         {"not by a kernel"},
+    ),
+    # main() copies what it is given, before anything is watched.
+    "runs_in_main": (
+        changed((
+            "inline void two_pass(const LayerNormForward<float>& p, cudaStream_t stream) {\n" + LAUNCHER + "}\n",
+            "struct TwoPass {\n  TwoPass() = default;\n  TwoPass(const TwoPass&) = default;\n"
+            "  template <class Other>\n  TwoPass(Other&) { *reinterpret_cast<volatile int*>(8) = 1; }\n"
+            "  void operator()(const LayerNormForward<float>& p, cudaStream_t stream) const {\n" + LAUNCHER
+            + "  }\n};\ninline constinit TwoPass two_pass;\n",
+        )),
+        {"does not compile"},
     ),
     "template_bomb": (
         changed((
@@ -408,10 +449,10 @@ def write_class(folder: Path) -> None:
             path.write_bytes(b"\xff\xfe\x00" if name == "is_binary" else b"//" * (1 << 20))
 
 
-def run_grade(*words: object, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run_grade(*words: object, prefix: Sequence[str] = (), exercise: str = "") -> subprocess.CompletedProcess[str]:
     command = [
-        *prefix, interpreter(prefix), str(GRADE), *map(str, words), "--build", str(BUILD), "--exercise", EXERCISE.id,
-        "--timeout", "8", "--memory", "1024",
+        *prefix, interpreter(prefix), str(GRADE), *map(str, words), "--build", str(BUILD),
+        "--exercise", exercise or EXERCISE.id, "--timeout", "8", "--memory", "1024",
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
 
@@ -542,6 +583,41 @@ class WholeClass(unittest.TestCase):
         self.assertLess(time.monotonic() - begun, 60)
 
 
+class BeyondTheSkeleton(unittest.TestCase):
+    """The skeleton of 02.2 is right, and meets all goals but one. Nobody has points for that."""
+
+    TREE = "  for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {\n" \
+           "    const unsigned left = 2 * stride * threadIdx.x;\n" \
+           "    if (left < blockDim.x) scratch[left] += scratch[left + stride];\n"
+    IN_ORDER = "  for (unsigned stride = blockDim.x / 2; stride > 0; stride /= 2) {\n" \
+               "    if (threadIdx.x < stride) scratch[threadIdx.x] += scratch[threadIdx.x + stride];\n"
+
+    def test_what_is_given_has_no_points(self) -> None:
+        exercise = exercises.find("02.2")[0]
+        skeleton = exercise.skeleton.read_text(encoding="utf-8")
+        self.assertEqual(skeleton.count(self.TREE), 1)
+        end = "}  // namespace"
+        texts = {
+            "adds_a_constant": skeleton.replace(end, "inline constexpr int unused = 1;\n" + end),
+            "meets_the_goal": skeleton.replace(self.TREE, self.IN_ORDER),
+            "meets_it_with_more_barriers": skeleton.replace(self.TREE, self.IN_ORDER + "    __syncthreads();\n"),
+        }
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "class"
+            for name, text in texts.items():
+                path = folder / name / exercise.mine.relative_to(ROOT / "my")
+                path.parent.mkdir(parents=True)
+                path.write_text(text, encoding="utf-8")
+            done = run_grade(folder, exercise=exercise.id)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            rows = rows_of(folder.with_name("class-graded"))
+        self.assertEqual({name: (row["verdict"], row["points"]) for name, row in rows.items()}, {
+            "adds_a_constant": ("right", "0"), "meets_the_goal": ("solved", "100"),
+            "meets_it_with_more_barriers": ("right", "95"),
+        })
+        self.assertIn("the skeleton has as many right results", rows["adds_a_constant"]["reason"])
+
+
 class WithoutVetting(unittest.TestCase):
     """The attackers reach the sandbox, beside one who is right."""
 
@@ -656,6 +732,10 @@ class Folders(unittest.TestCase):
             (folder / "is_empty").mkdir()
             (folder / "handed_in.zip").write_bytes(b"PK")
             (folder / "is_a_link").symlink_to(folder / "right")
+            for name in ("has_a_link", "is_another"):
+                (folder / name).mkdir()
+            (folder / "has_a_link" / inside.parts[0]).symlink_to(Path("../right") / inside.parts[0])
+            (folder / "is_another/my").symlink_to("../right")
             (folder / "of_another_exercise/01_naive/1_warmup").mkdir(parents=True)
             (folder / "has_too_many").mkdir()
             for i in range(grade.MOST_ENTRIES + 10):
@@ -679,6 +759,7 @@ class Folders(unittest.TestCase):
             "a b": "not begun", "a_b": "not begun", "grades": "not begun", "'=1+1": "not begun",
             "two lines": "not begun", "right": "not begun", "other_place": "not found", "is_a_folder": "refused",
             "is_empty": "not found",
+            "has_a_link": "not found", "is_another": "not found",
             "handed_in.zip": "not found", "is_a_link": "not found", "of_another_exercise": "not found",
             "has_too_many": "not found", "is_deep": "not found",
         }
@@ -688,7 +769,8 @@ class Folders(unittest.TestCase):
         for name, words in {
             "other_place": "kernels_02.1.cuh lies where no exercise looks", "is_a_folder": "is no file",
             "is_deep": "deep in each other", "has_too_many": "more than", "handed_in.zip": "a folder for each student",
-            "is_empty": "there is no 02_shared_reduction",
+            "is_empty": "there is no 02_shared_reduction", "has_a_link": "02_shared_reduction is a link",
+            "is_another": "my is a link",
         }.items():
             self.assertIn(words, rows[name]["reason"])
 
@@ -792,10 +874,14 @@ class VettingRules(unittest.TestCase):
             "inline void f() { do ::exit(0); while (false); }", "%:define x y", "#define x(y) #y", "#define x(y) y##y",
             "#define two_pass x", "#define return", "#undef __restrict__", "#define call ::system",
             "inline void f() { printf(\"here\"); }", "inline const char* f() { return __FILE__; }",
+            "// a line, for g++\r#define run(a, b) 0", "inline int f() { return '0; }", "/* no end",
+            '"' + '\\"' * 100000, "/* " * 80000, "".join(f"int __a{i};" for i in range(19000)),
         ]
         for code in inside:
-            with self.subTest(code):
+            with self.subTest(code[:60]):
+                begun = time.monotonic()
                 self.assertNotEqual(self.vetting.reasons(changed((END, code + "\n" + END)).encode()), [])
+                self.assertLess(time.monotonic() - begun, 10)
         for code in (
             "namespace std { }", "namespace simt::detail { }", 'extern "C" void exit(int);',
             "#if __has_include(<x>)",
@@ -877,7 +963,7 @@ class CheckedAssembly(unittest.TestCase):
             "cmpl\t$0, (%rdi)": "worklog_load_4", "addss\t(%rdi), %xmm0": "worklog_load_4",
             "leave": "worklog_frame", "leaq\t-32(%rbp), %rsp": "worklog_frame", "movq\t%rbp, %rsp": "worklog_frame",
             "subq\t$65536, %rsp": "worklog_frame", "ret": "jmp\tworklog_leave", "call\tfrexp@PLT": "worklog_store_4",
-            "call\t_Unwind_Resume@PLT": "jne\tworklog_refuse_call",
+            "call\t_Unwind_Resume@PLT": "jne\tworklog_refuse_call", "rep bsfl\t(%rdi), %eax": "worklog_load_4",
         }.items():
             with self.subTest(line):
                 self.assertIn(look, self.rewritten(line))

@@ -225,7 +225,8 @@ void Recorder::access(uintptr_t address, unsigned bytes, bool is_write, uintptr_
 void Recorder::access_range(uintptr_t address, size_t bytes, bool is_write, uintptr_t code) {
   if (address - stacks_ < stack_bytes_ || bytes == 0) return;
   busy_ = true;
-  const size_t piece = std::min({size_t{16}, bytes & -bytes, size_t{address & -address}});
+  const size_t aligned_to = address == 0 ? 16 : address & -address;  // a null pointer: the access itself will tell
+  const size_t piece = std::min({size_t{16}, bytes & -bytes, aligned_to});
   for (size_t done = 0; done < bytes; done += piece) {
     touch(address + done, static_cast<unsigned>(piece), !is_write, is_write, false, {code, {nullptr, 0}},
           static_cast<unsigned>(done / piece));
