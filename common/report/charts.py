@@ -1924,7 +1924,8 @@ def left_over(root: Path, drawn: set[Path]) -> list[Path]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Draws the charts of the writeups from the committed results, or checks them."
+        prog="./worklog charts",
+        description="Draws the charts of the writeups from the committed results, or checks them.",
     )
     parser.add_argument("--gpu", help=f"as its results file is named: h200 (default: all but {SECOND_GPU})")
     parser.add_argument(

@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the stages' programs (default: build/cpu/bin)",
     )
     parser.add_argument(
-        "--gpu", default="h200", help="for which GPU the time is predicted: h200, rtx4050, t4 (default: h200)"
+        "--gpu", default="h200", help="for which GPU the time is predicted: h200, h100, rtx4050, t4 (default: h200)"
     )
     parser.add_argument("--shape", default="1024x1024", help="rows x cols (default: 1024x1024)")
     parser.add_argument("--dtype", default="fp32", help="default: fp32")

@@ -207,7 +207,9 @@ def fill(file: Path, repository: Repository, step: Callable[[], None]) -> tuple[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fills the marked regions of the writeups, or checks them.")
+    parser = argparse.ArgumentParser(
+        prog="./worklog sync", description="Fills the marked regions of the writeups, or checks them."
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something has drifted")
     parser.add_argument("--strict", action="store_true", help="with --check: figures of an earlier version fail too")
     parser.add_argument("--why", metavar="KEY", help="say what has changed since this figure was measured, and stop")

@@ -447,7 +447,7 @@ def run_fuzz(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="./worklog verify", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--programs",
         type=Path,

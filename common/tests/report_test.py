@@ -2536,6 +2536,29 @@ class Lines(unittest.TestCase):
         self.assertEqual([place for place, line in self.lines() if line.startswith(self.CONFLICT)], [])
 
 
+class FrontDoor(unittest.TestCase):
+    """What ./worklog does before it does anything."""
+
+    def test_help_builds_and_removes_nothing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            script, kept = Path(folder, "worklog"), Path(folder, "build/kept")
+            shutil.copy(SOURCE / "worklog", script)
+            kept.parent.mkdir()
+            kept.touch()
+            for verb in ("run", "trace", "test", "build", "docs", "setup", "clean"):
+                for flag in ("--help", "-h"):
+                    with self.subTest(verb=verb, flag=flag):
+                        done = subprocess.run([script, verb, flag], capture_output=True, text=True, check=False)
+                        self.assertEqual((done.returncode, done.stderr), (0, ""))
+                        self.assertTrue(done.stdout.startswith("usage: ./worklog VERB"))
+            refused = subprocess.run([script, "clean", "all"], capture_output=True, text=True, check=False)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("clean takes no arguments", refused.stderr)
+            self.assertTrue(kept.exists())
+            subprocess.run([script, "clean"], check=True)
+            self.assertFalse(kept.exists())
+
+
 class Release(unittest.TestCase):
     """What is said of the version, at every place that says it."""
 
