@@ -14,12 +14,12 @@ using vectorized::Floats;
 using vectorized::vector_size;
 
 // [snippet: e4m3]
-// The bits of an e4m3 in the same order as those of a float: 4 of exponent from 2^-6 on, 3 of mantissa. So a float is
-// rounded where it is cut, and its exponent is counted from another place.
+// An e4m3 has the fields of a float, in the same order: sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa.
+// So a float becomes one by another bias, and by rounding away the last 20 bits of its mantissa.
 __device__ inline unsigned to_e4m3(float value) {
   constexpr int cut = 20;                                  // bits of a float's mantissa that an e4m3 has not
   constexpr unsigned smallest_normal = 121u << 23;         // the bits of 2^-6
-  constexpr unsigned other_bias = 120u << 23;              // an e4m3's exponent is counted from 7, a float's from 127
+  constexpr unsigned bias_difference = 120u << 23;         // 127 - 7
   constexpr unsigned largest = 0x7e, not_a_number = 0x7f;  // 448
   const unsigned bits = __float_as_uint(value);
   const unsigned magnitude = bits & 0x7fffffffu;
@@ -29,14 +29,14 @@ __device__ inline unsigned to_e4m3(float value) {
     // In steps of 2^-9, which is the last place of 2^14: the addition rounds.
     rounded = __float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - __float_as_uint(0x1p14f);
   } else {
-    rounded = (magnitude - other_bias + ((1u << (cut - 1)) - 1) + (magnitude >> cut & 1)) >> cut;
+    rounded = (magnitude - bias_difference + ((1u << (cut - 1)) - 1) + (magnitude >> cut & 1)) >> cut;
     if (rounded > largest) rounded = largest;
   }
   return rounded | (bits >> 24 & 0x80u);
 }
 
 // Two at once, the first in the low byte.
-__device__ inline unsigned to_e4m3(float low, float high) {
+__device__ inline unsigned to_e4m3_pair(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   unsigned short pair;  // NOLINT: what the instruction is given
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -55,7 +55,7 @@ __device__ inline unsigned to_int8(float value) {
 // [/snippet]
 
 __device__ inline unsigned to_bytes(ByteFormat format, float a, float b, float c, float d) {
-  if (format == ByteFormat::e4m3) return to_e4m3(a, b) | to_e4m3(c, d) << 16;
+  if (format == ByteFormat::e4m3) return to_e4m3_pair(a, b) | to_e4m3_pair(c, d) << 16;
   return to_int8(a) | to_int8(b) << 8 | to_int8(c) << 16 | to_int8(d) << 24;
 }
 

@@ -57,7 +57,7 @@ __device__ inline HeadRow<T, G> head_row(const QkNormForward<T, G>& p, int64_t i
 }
 // [/snippet]
 
-// A vector of a row, normalized, to its place. Without gamma there are ones, whatever is added to it.
+// Normalizes a vector of a row and stores it. Without gamma the factor is 1: `gamma` then holds 1 - gamma_offset.
 template <bool whole, class T, class G>
 __device__ inline void store_head(const QkNormForward<T, G>& p, const HeadRow<T, G>& row, int col, Floats<T> x,
                                   float rstd, const Parameter<T, G>& gamma) {
@@ -83,18 +83,18 @@ __global__ void __launch_bounds__(threads_of_heads) normalize_heads_by_warps(QkN
   for (int64_t i = int64_t{blockIdx.x} * warps + threadIdx.x / lanes; i < rows; i += int64_t{gridDim.x} * warps) {
     const HeadRow<T, G> row = head_row(p, i);
     const int first = first_column(row.x) + lane * vector_size<T>;
-    float variance, scale = 1.0f;
+    float mean_square, scale = 1.0f;
     while (true) {
       float squares = 0.0f;
       for (int col = first; col < cols; col += step) {  // beyond the row's ends there are zeros
         const Floats<T> x = unpack<T>(vectorized::load(row.x, col, cols));
         for (int k = 0; k < vector_size<T>; ++k) squares += x.at[k] * scale * (x.at[k] * scale);
       }
-      variance = warp_sum(squares) / static_cast<float>(cols);
-      if (isfinite(variance) || scale < 1.0f) break;
-      scale = 0x1p-80f;  // the squares overflow: once more, so small that they cannot
+      mean_square = warp_sum(squares) / static_cast<float>(cols);
+      if (isfinite(mean_square) || scale < 1.0f) break;
+      scale = 0x1p-80f;  // the squares overflow: again, scaled down so that no square can
     }
-    const float rstd = rsqrtf(variance + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+    const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
     for (int col = first; col < cols; col += step) {
       Floats<T> x = unpack<T>(vectorized::load(row.x, col, cols));
       for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads_of_heads) normalize_heads_by_warps(QkN
       gamma.load(row.gamma, col, cols, 1.0f - p.gamma_offset);
       store_head<false>(p, row, col, x, rstd, gamma);
     }
-    if (lane == 0 && row.rstd) *row.rstd = variance == 0.0f ? rsqrtf(p.eps) : rstd * scale;
+    if (lane == 0 && row.rstd) *row.rstd = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
   }
 }
 
@@ -116,8 +116,8 @@ void warp_per_head(const QkNormForward<T, G>& p, cudaStream_t stream) {
 // [/snippet]
 
 // [snippet: copied]
-// What is done where a norm takes one stride: the heads are copied to a tensor without gaps, and normalized there. Two
-// trips more. (Here the copy goes to the output, which has strides, too.)
+// What is done where a norm takes one stride: the heads are copied to a tensor of their own, and normalized there. That
+// is one more read and one more write. Here the copy goes to the output, where it is normalized in place.
 template <class T, class G>
 __global__ void __launch_bounds__(threads_of_heads) copy_heads(QkNormForward<T, G> p) {
   constexpr int warps = threads_of_heads / lanes;

@@ -15,7 +15,7 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 
-inline constexpr int most_threads_of_quantized = 352;  // of a block: of two blocks, each may then have 88 registers
+inline constexpr int most_threads_of_quantized = 352;  // of a block: where two fit, each has 88 registers
 
 // [snippet: largest]
 // Magnitudes are compared by their bits. As whole numbers these have the same order, with NaN above all others: so the
@@ -50,18 +50,18 @@ __device__ inline unsigned block_max(unsigned value, unsigned* scratch) {
 
 __device__ inline float scale_for(unsigned magnitude, ByteFormat format) {
   const float scale = __uint_as_float(magnitude) / (format == ByteFormat::e4m3 ? 448.0f : 127.0f);
-  return scale < 0x1p-126f ? 0x1p-126f : scale;  // a NaN is less than nothing, and stays
+  return scale < 0x1p-126f ? 0x1p-126f : scale;  // a comparison with NaN is false, so a NaN stays
 }
 // [/snippet]
 
-// Where a thread's vectors are: in `vectors` of its registers, and beyond these in memory.
+// A thread's columns: `first`, and then every `step`. The first few vectors are in registers, the others in memory.
 struct VectorsOfRow {
   int first, step, cols;
 };
 
 // [snippet: quantize]
-// Scales and stores a row of y, of which the thread holds vectors and makes the others once more: beyond(col). Zeros
-// stand for what is past the row's end. All lanes of a warp come with it to the same vectors, since they compare.
+// Scales and stores a row of y. The thread holds its first vectors, and beyond(col) computes the others again. Past the
+// row's end there are zeros. All lanes of a warp must reach the same vectors together: the maximum takes shuffles.
 template <class T, class G, bool whole, int vectors, class Beyond>
 __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
                              const Floats<T> (&held)[vectors], unsigned* scratch, Beyond beyond) {
@@ -185,7 +185,7 @@ __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowSt
 #pragma unroll
   for (int k = 0; k < vector_size<T>; ++k) {
     const float xhat = (x.at[k] * row.scale - row.pivot) * row.rstd + row.shift;
-    y.at[k] = whole || col + k < cols ? xhat * scales.at[k] + shifts.at[k] : 0.0f;  // no column, and no maximum
+    y.at[k] = whole || col + k < cols ? xhat * scales.at[k] + shifts.at[k] : 0.0f;  // nothing that could be a maximum
   }
   return y;
 }
@@ -223,24 +223,6 @@ __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2
 }
 // [/snippet]
 
-// The second kernel of two, for comparison: y is there in T, and is read, scaled and stored.
-template <class T, int vectors, bool whole>
-__global__ void __launch_bounds__(most_threads_of_quantized, 1) quantize_rows(QuantizedNorm<T> p) {
-  __shared__ unsigned scratch[lanes];
-  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
-  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const T* const y = p.unrounded + row * p.cols;
-    const auto read = [&](int col) {
-      return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(y, col, walk.cols) : uint4{});
-    };
-    Floats<T> held[vectors];
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) held[i] = read(walk.first + i * step);
-    quantize_row<T, T, whole>(p, row, walk, held, scratch, read);
-  }
-}
-
 // [snippet: launch_quantized]
 // Whether all vectors of all tensors are whole, those of y as bytes.
 template <class T, class G>
@@ -250,6 +232,12 @@ bool has_whole_rows(const QuantizedNorm<T, G>& p) {
   return bytes_too && p.cols % size == 0 && welford::on_boundaries(p.x, p.x_stride) &&
          welford::on_boundaries(p.residual, p.residual_stride) && welford::on_boundaries(p.h, p.h_stride) &&
          welford::on_boundaries(p.gamma, 0) && welford::on_boundaries(p.beta, 0);
+}
+
+// Whether four vectors to a thread hold a row.
+template <class T, class G>
+bool is_short_row(const QuantizedNorm<T, G>& p) {
+  return p.cols <= int64_t{4} * vector_size<T> * most_threads_of_quantized;
 }
 
 // Threads for a row of which each holds `vectors` vectors: whole warps.
@@ -266,35 +254,13 @@ void quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   const auto launch_with = [&](auto kernel, int vectors) {
     launch(kernel, {.grid = blocks_for(p.rows, 1), .block = threads_of_quantized(p, vectors), .stream = stream}, p);
   };
-  const bool is_short = p.cols <= int64_t{4} * vector_size<T> * most_threads_of_quantized;
   if (has_whole_rows(p)) {
-    if (is_short) return launch_with(normalize_quantized<T, G, 4, true>, 4);
+    if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, true>, 4);
     return launch_with(normalize_quantized<T, G, 8, true>, 8);
   }
-  if (is_short) return launch_with(normalize_quantized<T, G, 4, false>, 4);
+  if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, false>, 4);
   launch_with(normalize_quantized<T, G, 8, false>, 8);
 }
 // [/snippet]
-
-// What is there in `unrounded`.
-template <class T, class G>
-void quantize(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
-  if (p.rows == 0) return;
-  QuantizedNorm<T> only_y = {};
-  only_y.y = p.y;
-  only_y.scale = p.scale;
-  only_y.scales = p.scales;
-  only_y.unrounded = p.unrounded;
-  only_y.rows = p.rows;
-  only_y.cols = p.cols;
-  only_y.y_stride = p.y_stride;
-  only_y.scales_stride = p.scales_stride;
-  only_y.format = p.format;
-  only_y.scaling = p.scaling;
-  const auto launch_with = [&](auto kernel) {
-    launch(kernel, {.grid = blocks_for(p.rows, 1), .block = threads_of_quantized(p, 8), .stream = stream}, only_y);
-  };
-  has_whole_rows(only_y) ? launch_with(quantize_rows<T, 8, true>) : launch_with(quantize_rows<T, 8, false>);
-}
 
 }  // namespace worklog::fused_residual

@@ -4,6 +4,7 @@
 #include "final/fused.cuh"
 #include "heads.cuh"
 #include "kernels.cuh"
+#include "quantize_rows.cuh"
 #include "quantized.cuh"
 
 namespace worklog::fused_residual {

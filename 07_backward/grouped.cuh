@@ -142,7 +142,7 @@ __device__ inline void add_to_group(HeldRow<T, vectors, whole>& held, P* dgamma,
 template <int vectors>
 inline constexpr unsigned most_threads_of_row = vectors < 2 ? 256 : 512;
 
-// Whoever comes first adds first, so that the order of a sum's terms, and with it its rounding, is another on every
+// Whoever comes first adds first, so that the order of a sum's terms, and with it its rounding, differs from run to
 // run.
 template <class T, class G, class P, int vectors, bool whole>
 __global__ void __launch_bounds__(most_threads_of_row<vectors>,

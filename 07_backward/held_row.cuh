@@ -48,7 +48,7 @@ struct HeldRow {
   }
 };
 
-// A vector in one piece. nvcc would make four of vectorized::store.
+// Stores a vector in one piece; of vectorized::store nvcc would make four stores.
 template <bool whole, class T>
 __device__ inline void store_vector(T* row, int col, int cols, uint4 bits) {
   if (!whole && !vectorized::is_whole(row, col, cols)) return vectorized::store(row, col, cols, bits);

@@ -1,6 +1,6 @@
 // The backward pass: dx reduces along the rows, dgamma and dbeta along the columns, over the same data. separate.cuh
-// does the one after the other. Here is the plainest way to do both in one trip, atomic additions; grouped.cuh has
-// fewer of them that wait, and staying.cuh the kernel that the lesson ends with. partials.cuh adds up the sums of
+// does the one after the other. Here is the plainest way to do both in one trip, atomic additions. In grouped.cuh fewer
+// blocks wait for each other; staying.cuh has the kernel that the lesson ends with. partials.cuh adds up the sums of
 // columns that they leave. The kernel for every shape is in final/.
 #pragma once
 

@@ -31,8 +31,8 @@ struct PartialRows {
 };
 
 // A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
-// order, depends on the shape alone. Few columns make few tiles: narrow ones then, of one sector to a row. It adds up
-// in fp64: there is little to add, and the sums that come here have been rounded once already.
+// order, depends on the shape and the GPU alone. Few columns make few tiles: narrow ones then, of one sector to a row.
+// It adds up in fp64: there is little to add, and the sums that come here have been rounded once already.
 template <class G, int width, int rows>
 __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
   constexpr int warps = width * rows / lanes;

@@ -31,6 +31,23 @@ __device__ inline void merge_sets(Moments* sets, int count, int channels, int th
 }
 // [/snippet]
 
+// [snippet: moments_of_set]
+// Of element k of each row's vector, in up to four rows. The first value is near the others.
+template <class T>
+__device__ inline Moments moments_of_set(const Floats<T> (&x)[rows_of_set], int k, int rows, float share, float scale,
+                                         float pivot) {
+  const float near = fmaf(x[0].at[k], scale, -pivot);
+  float sum = 0.0f, squares = 0.0f;
+  for (int i = 1; i < rows_of_set; ++i) {
+    const float difference = i < rows ? fmaf(x[i].at[k], scale, -pivot) - near : 0.0f;
+    sum += difference;
+    squares += difference * difference;
+  }
+  const float rest = sum * share;
+  return {static_cast<float>(rows), near + rest, squares - sum * rest};
+}
+// [/snippet]
+
 // [snippet: place]
 template <class T, class G>
 __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTrain<T, G> p, RowSplit split, int run) {
@@ -60,7 +77,7 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
   const int step = static_cast<int>(blockDim.y);
   for (int64_t row = begin + threadIdx.y; row < end; row += rows_of_set * step) {
     const int rows = static_cast<int>(min((end - row + step - 1) / step, int64_t{rows_of_set}));
-    const float each = 1.0f / static_cast<float>(rows);
+    const float share = 1.0f / static_cast<float>(rows);
     for (int column = threadIdx.x * size; column < columns; column += blockDim.x * size) {
       uint4 bits[rows_of_set];
       for (int i = 0; i < rows_of_set; ++i) {
@@ -69,15 +86,7 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
       Floats<T> x[rows_of_set];
       for (int i = 0; i < rows_of_set; ++i) x[i] = vectorized::unpack<T>(bits[i]);
       for (int k = 0; k < size && column + k < columns; ++k) {
-        const float near = fmaf(x[0].at[k], scale[k], -pivot[k]);
-        float sum = 0.0f, squares = 0.0f;
-        for (int i = 1; i < rows_of_set; ++i) {
-          const float difference = i < rows ? fmaf(x[i].at[k], scale[k], -pivot[k]) - near : 0.0f;
-          sum += difference;
-          squares += difference * difference;
-        }
-        const float rest = sum * each;
-        mine[k] = welford::merge(mine[k], {static_cast<float>(rows), near + rest, squares - sum * rest});
+        mine[k] = welford::merge(mine[k], moments_of_set<T>(x, k, rows, share, scale[k], pivot[k]));
       }
     }
   }

@@ -53,7 +53,7 @@ __global__ void merge_ranks(Steps steps, const typename Steps::Shared* found, in
 // [/snippet]
 
 // [snippet: sync_launches]
-// One rank's part in three steps: find(), then the caller gathers what all ranks have found, then merge() and apply().
+// One rank's part: find(), then the caller gathers what all ranks have found, then merge_found() and apply_found().
 // A rank without rows takes part in all of them.
 template <class Steps>
 void find(const Steps& steps, bool aligned, typename Steps::Shared* found, cudaStream_t stream) {

@@ -11,8 +11,8 @@
 namespace worklog::welford {
 
 // [snippet: keeping]
-// The eviction priority of the lines that are read, in the L2 cache. Where tensors are much larger than the cache, they
-// are evicted last. It is not for their own sake: so the lines of y, which are written, are evicted first.
+// The eviction priority, in the L2 cache, of lines that are read. Where tensors are much larger than the cache, these
+// lines are evicted last. They are not needed again: the point is that the lines of y, which are written, go first.
 enum class Eviction { first, normal, last };
 
 // The same in the form that an instruction takes. A choice and no branch, which the first load would wait for.
@@ -44,9 +44,9 @@ __device__ inline uint4 load_vector(const void* from, [[maybe_unused]] uint64_t 
 }
 
 // Into shared memory, asynchronously. A ring whose places depend on a number that is the same for all lanes has to say
-// `undivided`, which leaves its addresses as they are: they have 28 bits. Else NVIDIA's assembler may add them up in
-// the copy itself, and then names the wrong register for the advice: an illegal instruction, up to CUDA 13.3
-// (IST-DASLab/marlin, issue 44).
+// `undivided`: a mask that clears no bit, since shared memory ends far below 2^30, but keeps the address one number.
+// Else NVIDIA's assembler may add up its parts in the copy itself, and then names the wrong register for the advice: an
+// illegal instruction, up to CUDA 13.3 (IST-DASLab/marlin, issue 44).
 inline constexpr unsigned undivided = 0x3fffffff;
 
 template <unsigned mask = ~0u>
@@ -60,7 +60,7 @@ __device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]]
 #endif
 }
 
-// For a launch that reads so much: last, from some times what the cache holds.
+// For a launch that reads so many bytes: `last` if they are more than `times` the size of the cache.
 inline Eviction eviction_of(int64_t bytes_read, int times) {
   return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Eviction::last : Eviction::normal;
 }

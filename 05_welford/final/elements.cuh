@@ -1,4 +1,4 @@
-// Rows that are no whole vectors, in tensors that lie anywhere: a thread takes single elements, so many columns apart.
+// Rows that are no whole vectors, in tensors that lie anywhere: a thread takes single elements, a fixed number apart.
 // That takes more instructions for a byte. But who has which column, and so the order of each sum, is the same in all
 // rows, wherever they start. Where short rows follow each other without gaps, tiles.cuh is faster.
 #pragma once

@@ -13,9 +13,9 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::warp_sum;
 
 // [snippet: one_pass]
-// The moments of a thread's values in one pass: those of their differences from the mean of its first vector. What the
-// formula then takes away is at most as many times what it leaves as the thread has vectors, since the mean of some of
-// the values is not far from that of all: a few bits. The first value alone would not do. It may be an outlier.
+// The moments of a thread's values in one pass, from their differences from the mean of its first vector. With v
+// vectors, the formula then subtracts at most v times what it leaves, since the mean of some of the values is not far
+// from that of all: that costs a few bits. The first value alone would not do. It may be an outlier.
 template <About about, bool short_sums = false>
 struct ThreadMoments {
   float pivot = 0.0f;
@@ -48,8 +48,8 @@ struct ThreadMoments {
 
 // [snippet: one_round]
 // The moments of the values that `width` lanes hold together, as moments_of() finds them; but in one pass and one
-// round. The pivot of all is the mean of the first lane's first vector, so that their sums have only to be added. What
-// is taken away is at most as many times what it leaves as there are vectors.
+// round. The pivot of all is the mean of the first lane's first vector, so that their sums have only to be added. With
+// v vectors in all, at most v times what is left is subtracted.
 template <class T, About about, int width, class Share, class Place>
 __device__ inline SplitMoments moments_in_one_round(const Share& share, const Place& place, Count held) {
   ThreadMoments<about> values;

@@ -59,8 +59,8 @@ __device__ inline PackedTile<T> tile_of(int64_t index, int height, int64_t rows,
 
 // [snippet: units_of_lane]
 // A team of `width` lanes takes a row of a tile in shared memory, each lane up to 16 elements. They go by units: two
-// neighbouring elements of 16 bits where all rows start on a 4-byte boundary, else one element. Consecutive lanes take
-// consecutive units, so that their banks differ.
+// neighbouring elements where x, gamma and beta are of 16 bits and a row has an even number of them, else one element.
+// Consecutive lanes take consecutive units, so that their banks differ.
 inline constexpr int elements_of_lane = 16;
 inline constexpr int threads_of_tile = 128;
 

@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 // [/snippet]
 
 // [snippet: launch_persistent]
-// True where clusters of blocks of `threads` threads stay and walk the rows: where the device has them, each has some
-// rows, and all threads the vectors that are not asked for.
+// Launches the kernel above, and returns true, if the device has room for such clusters, each cluster gets at least
+// four rows, and each thread has the vectors that the kernel does not ask for.
 template <Fit fit, class Exchange, int vectors, int threads, int stages, int resident, class Steps>
 bool launch_persistent(const Steps& steps, const char* rule, cudaStream_t stream) {
   using T = typename Steps::Element;

@@ -11,8 +11,8 @@ namespace worklog::welford {
 using warp_shuffle::lanes;
 
 // [snippet: staying_team]
-// A cluster that has a row after the other. Between put() and merge() a thread may do other work, and the wait for the
-// other blocks is hidden. The next row's moments go where nobody reads this row's.
+// A cluster that takes one row after another. Between put() and merge() a thread may do other work, which hides the
+// wait for the other blocks. The next row's moments go into the other half, where nobody reads this row's.
 template <About about, int warps, Merge how, class Exchange>
 struct PersistentTeam {
   static constexpr bool rows_share_warps = false;

@@ -100,7 +100,7 @@ constexpr bool is_full(const Tile& tile, const RowFacts& facts) {
   return facts.vectors == tile.vectors * tile.threads && facts.rows % (largest_block_of_lane_teams / tile.threads) == 0;
 }
 
-// Whether it depends on the number of rows if the rule takes them.
+// True where the number of rows decides whether the rule takes them.
 constexpr bool is_for_some_batches(const Rule& rule) {
   const bool asks_for_full_blocks = rule.tile.team == Team::lanes && rule.tile.known == Known::full;
   return rule.most_work > 0 || rule.tile.team == Team::persistent_cluster || asks_for_full_blocks;

@@ -1,5 +1,5 @@
 // The kernel for all rows that no other kernel takes, of any length, in tensors that lie anywhere. It does the same
-// arithmetic an element at a time, and reads the row three times. It is short, and a good one to read first.
+// arithmetic an element at a time, and reads the row 3 or 4 times. It is short, and a good one to read first.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ using warp_shuffle::lanes;
 
 // [snippet: reread]
 // What is left: rows that fit into no team's registers, wide rows on devices without clusters, and wide rows of tensors
-// with different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read three times.
+// with different offsets from 16-byte boundaries. The same arithmetic, an element at a time, each read 3 or 4 times.
 inline constexpr int threads_of_reread = 1024;
 inline constexpr int reads_at_once = 8;
 

@@ -124,7 +124,7 @@ struct RowRing {
     for (int tensor = 0; tensor < reads; ++tensor) ahead[tensor] = steps.source(tensor, row(copied)) + place.first;
   }
 
-  // What lies around a tensor is not ours to read: its first row's edges, and its last's, are copied as they are.
+  // What lies around a tensor is not ours to read: the edges of its first and last rows are copied one element each.
   __device__ void copy_edge(int slot) const {
     const bool amid = row(copied) > 0 && row(copied) < steps.p.rows - 1;
 #pragma unroll

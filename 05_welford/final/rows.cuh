@@ -76,7 +76,7 @@ struct Place {
   }
 };
 
-// A team's blocks hold one piece of the row each: so many vectors, from this one on.
+// A team's blocks hold one piece of the row each: its vectors from `begin` to before `end`.
 struct Piece {
   int begin;
   int end;

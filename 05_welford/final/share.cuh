@@ -14,8 +14,8 @@ using vectorized::Floats;
 using vectorized::vector_size;
 
 // [snippet: load_step]
-// The way from a row's number to its address is long. Behind this the compiler cannot look: it goes there once for a
-// row and not, as it would, for each vector.
+// Computing a row's address from its number takes many instructions. The compiler cannot see through this, so it
+// computes the address once for a row and not, as it would, for each vector.
 template <class T>
 __device__ inline T* found_once(T* address) {
 #ifdef __CUDA_ARCH__
@@ -25,7 +25,7 @@ __device__ inline T* found_once(T* address) {
 }
 
 // A thread's share of a row, in registers and in the storage type: 16 bits stay 16 bits. `advised`: the L2 cache is
-// told when its vectors leave. Even to be told that they leave in turn, as they would, takes a little time.
+// told when to evict its vectors. Even advice that changes nothing (`normal`) takes a little time.
 template <class T, int vectors_, bool advised_>
 struct RowShare {
   static constexpr int vectors = vectors_;

@@ -82,11 +82,11 @@ __device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
 // [/snippet]
 
 // [snippet: merge_lanes]
-// How lanes merge the moments of parts. In one round the two sums wait for their lanes side by side, and what is too
-// much in the squares is taken away after: at most as many times what it leaves as there are parts. Those are some
-// bits, which elements of 16 bits do not miss. In two rounds the mean of all comes first, and then the squares about
-// it. For an exact mean, what the rounding of the first sum took from it comes with the squares: means of parts may lie
-// far from that of all, and then the sum rounds more than once.
+// How lanes merge the moments of parts. In one round both sums are shuffled at once, about the first part's pivot, and
+// the squares are corrected afterwards. With w parts, at most w times what is left is subtracted: a few bits, which
+// elements of 16 bits can spare. In two rounds the mean of all comes first, and then the squares about it. For an exact
+// mean, the second round also sums what the rounding of the first took from the mean: where the mean of a part is far
+// from that of all, that is more than the last bit.
 enum class Merge { one_round, two_rounds, exact_mean };
 
 // Chan's formula for `width` lanes at once, each with the moments of a part of `all` values.

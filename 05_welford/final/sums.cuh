@@ -7,9 +7,9 @@
 namespace worklog::welford {
 
 // [snippet: running_sum]
-// Whether a thread with so many vectors of T adds up each by itself before it adds up those sums. It gains nothing
-// where the chain is short, unless the row is, too, so that a thread has much of it; nor with elements of 16 bits,
-// which have been rounded more than that themselves.
+// Whether a thread with so many vectors of T adds up each vector by itself, and then the vectors' sums. That gains
+// nothing where the chain is short, unless the row is short, too, so that a thread has much of it. Nor does it with
+// elements of 16 bits, which were rounded more coarsely when they were stored.
 template <class T, int vectors, bool is_short_row>
 inline constexpr bool in_short_sums = sizeof(T) > 2 && vectors > (is_short_row ? 2 : 4);
 

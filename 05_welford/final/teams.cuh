@@ -55,7 +55,8 @@ struct BlockTeam {
     const unsigned part = threadIdx.x % warps;
     return merge_lanes<about, warps, how>(part < blockDim.x / lanes ? scratch[part] : SplitMoments{}, all);
   }
-  // After a merge all threads hold the same. Where it is repeated, all have read before the next overwrites.
+  // After a merge all threads hold the same moments, and so take the same branch. If the merge is repeated, the barrier
+  // makes sure that all have read the scratch before it is overwritten.
   __device__ bool any(bool value) const {
     if (value) __syncthreads();
     return value;

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_h
   constexpr int rows_of_block = threads_of_heads / width;
   const int lane = static_cast<int>(threadIdx.x) % width;
   const int cols = static_cast<int>(p.head_dim);
-  const float share = 1.0f / static_cast<float>(cols);
+  const float inverse_cols = 1.0f / static_cast<float>(cols);
   const int64_t rows = p.tokens * (p.q_heads + p.k_heads);
   const auto column = [&](int v) { return (lane + v * width) * vector_size<T>; };
   for (int64_t first = int64_t{blockIdx.x} * rows_of_block; first < rows; first += int64_t{gridDim.x} * rows_of_block) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_h
       if (is_row && column(v) < cols) bits[v] = vectorized::load<true>(row.x, column(v), cols);
     }
 
-    float variance, scale = 1.0f;
+    float mean_square, scale = 1.0f;
     while (true) {
       float squares = 0.0f;
 #pragma unroll
@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_h
         const Floats<T> x = unpack<T>(bits[v]);
         for (int k = 0; k < vector_size<T>; ++k) squares += x.at[k] * scale * (x.at[k] * scale);
       }
-      variance = warp_sum<width>(squares) * share;
-      const bool overflows = !isfinite(variance) && scale == 1.0f;
+      mean_square = warp_sum<width>(squares) * inverse_cols;
+      const bool overflows = !isfinite(mean_square) && scale == 1.0f;
       if (!__any_sync(all_lanes, overflows)) break;
-      if (overflows) scale = 0x1p-80f;  // once more, so small that they cannot; the warp's other rows do not change
+      if (overflows) scale = 0x1p-80f;  // again, scaled down so that no square can; the warp's other rows do not change
     }
     if (!is_row) continue;
-    const float rstd = rsqrtf(variance + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+    const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       if (column(v) >= cols) continue;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_h
       gamma.template load<true>(row.gamma, column(v), cols, 1.0f - p.gamma_offset);
       store_head<true>(p, row, column(v), x, rstd, gamma);
     }
-    if (lane == 0 && row.rstd) *row.rstd = variance == 0.0f ? rsqrtf(p.eps) : rstd * scale;
+    if (lane == 0 && row.rstd) *row.rstd = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
   }
 }
 // [/snippet]
@@ -87,8 +87,8 @@ void launch_heads(const QkNormForward<T, G>& p, const char* rule, cudaStream_t s
       p);
 }
 
-// As few lanes to a row as hold it in four vectors each: the more loads of its own a lane has on their way, the fewer
-// shuffles there are to a byte. Longer rows, and those of no whole vectors, are read twice.
+// As few lanes as hold the row in four vectors each, but at least four: the more loads a lane has in flight, the fewer
+// shuffles there are to a byte. Longer rows, and those that are not whole vectors, are read twice.
 template <class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, cudaStream_t stream) {
   const int64_t vectors = p.head_dim / vector_size<T>;

@@ -33,8 +33,8 @@ struct ZeroCenteredSteps : Norm {
 // [/snippet]
 
 // [snippet: rules]
-// Rows of whole vectors. Where elements and weights have the same 16 bits, RMSNorm has the kernels that plain weights
-// have at the widths of models; all others have one kernel that takes any row of its length. A rule with a text in
+// Rows of whole vectors. Where elements and weights have the same 16 bits, RMSNorm has a few kernels, at most widths of
+// models those that plain weights have; all others have one that takes any row of its length. A rule with a text in
 // quotes is reached by some case of the stage's results.
 namespace zero_centered_tiles {
 
@@ -51,8 +51,8 @@ inline constexpr welford::Rule rules[] = {
     {rms_of_sum, bits16,       1,      64,    0, lanes(given, 2, 32)},
     {rms_of_x,   bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: 1024 x 1024"},
     {rms_of_sum, bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: sum of 1024 x 1024"},
-    {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3)},  // 2048 to 5376 columns
-    {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4)},  // 2048 to 5376 columns
+    {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3)},  // measured at 2048 to 8192 columns
+    {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4)},  // measured at 2048 to 8192 columns
     {layer_of_x, any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: LayerNorm"},
     {rms_of_x,   fp32 | mixed, 1,    2048,    0, block(asked, 4, 512, 1), "about zero: 1024 columns of fp32"},
     {of_sum,     any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: sum, 1024 columns of fp32"},
@@ -84,7 +84,7 @@ bool launch_zero_centered_rule(const Steps& steps, cudaStream_t stream) {
 }
 
 // As many rows as a grid can have. Rows that start between boundaries, and those that no rule takes, are read three
-// times, an element at a time: which thread has what is the same in all of them.
+// times, an element at a time.
 template <class Steps>
 void normalize_zero_centered_of_a_grid(const Steps& steps, cudaStream_t stream) {
   using T = typename Steps::Element;

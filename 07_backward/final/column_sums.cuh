@@ -68,7 +68,7 @@ struct ColumnSums {
   // warp would go to as many sectors as it has lanes. So they change places in shared memory, where the ring was.
   __device__ static void write_through_shared(float* row, const float (&sums)[units][each], const Its& columns) {
     float* of_block = dynamic_shared<float>();  // [units][threads][each]
-    __syncthreads();                            // nobody reads what was there before
+    __syncthreads();                            // all have read what was there before
 #pragma unroll
     for (int i = 0; i < units; ++i) {
 #pragma unroll

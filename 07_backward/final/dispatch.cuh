@@ -24,7 +24,7 @@
 namespace worklog::backward {
 
 // [snippet: dispatch]
-// The rules for rows that lie so.
+// The rules for rows of this layout.
 template <Layout layout>
 inline constexpr std::span<const Rule> rules{layout == Layout::whole ? std::span<const Rule>(sm_90::whole_vectors)
                                              : layout == Layout::same_offset
@@ -144,7 +144,7 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
                     : by_offset && have_same_offset && p.cols > 4 * 32
                         ? launch_by_rules<Layout::same_offset>(pass, stream)
                         : launch_by_rules<Layout::any_offset>(pass, stream);
-  if (!done) reread(p, stream);  // rows that are longer than all blocks at once have room for, or no workspace
+  if (!done) reread(p, stream);  // no cluster holds the row, and the grid rules do not take it either
 }
 
 template <class T, class G, bool centered>

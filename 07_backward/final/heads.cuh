@@ -15,8 +15,8 @@ namespace worklog::backward {
 using fused_residual::heads_on_boundaries;
 
 // [snippet: sums_of_block]
-// The sums of a block's threads, which have `width` lanes to a row, over all its rows: to a partial row. A lane's
-// columns are those of every width-th lane, so that lanes of a warp are added first.
+// Adds up each column over the block's threads, and writes a partial row. Lanes that are `width` apart have the same
+// columns, so they are added by shuffles first.
 template <class T, int width, int vectors>
 __device__ inline void write_sums(float* out, int cols, Floats<T> (&sums)[vectors], float* scratch) {
   constexpr int warps = threads_of_heads / lanes;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads_of_heads) heads_backward(QkNormBackwar
         xhat[v] = unpack<T>(x[v]);
         wdy[v] = unpack<T>(dy[v]);
         const Floats<T> scales = gamma[v].unpack();
-        if (column(v) >= cols) continue;  // where rstd could be infinite, and 0 times infinity is not 0
+        if (column(v) >= cols) continue;  // x is 0 there, but rstd may be infinite, and their product a NaN
         for (int k = 0; k < vector_size<T>; ++k) {
           xhat[v].at[k] = xhat_of(xhat[v].at[k], s);
           dgamma[v].at[k] += wdy[v].at[k] * xhat[v].at[k];
@@ -124,7 +124,7 @@ void launch_heads_backward(const QkNormBackward<T, G>& p, const char* rule, cuda
   if (wants_sums(p)) launch_sum(p, blocks, stream);
 }
 
-// Two vectors of x and two of dy to a lane; longer rows, and those of no whole vectors, are read twice or more.
+// Two vectors of x and two of dy to a lane; longer rows, and those that are not whole vectors, are read twice or more.
 template <class T, class G>
 void launch_heads_backward(const QkNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t vectors = p.head_dim / vector_size<T>;

@@ -48,7 +48,7 @@ struct PackedRing {
   }
   __device__ PackedTile<T> tile(int64_t index) const { return welford::tile_of<T>(index, height, pass.p.rows, cols); }
 
-  // A tile that does not exist counts, too.
+  // Commits once for a tile that does not exist, too: the waits count commits.
   __device__ void start_copy(int64_t index, int slot) const {
     const PackedTile<T> copied = tile(index);
     if (copied.rows > 0) {

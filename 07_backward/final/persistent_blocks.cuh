@@ -17,15 +17,15 @@ namespace worklog::backward {
 
 // [snippet: kernels]
 // Several rows to a block: `width` lanes to a row. Before the block writes its partial row, its teams' sums are added
-// up: first those of a warp's lanes, then those of the warps, in shared memory. Where the offset is the same, those of
-// a team are of one kind, since its step of rows is a multiple of 8; and so are those of a warp, since its teams' are 8
-// apart.
+// up: first those of a warp's lanes, then those of the warps, in shared memory. Where the
+// offset is the same, a team's rows are all of one kind, since its step is a multiple of 8; and so are a warp's, since
+// its teams start 8 rows apart.
 template <class Pass, Layout layout, int units, int stages, int width, int threads, int resident>
 __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
     backward_lanes_per_row(Pass pass, PartialRows partial, Split<layout> split) {
   constexpr int teams = threads / width;
   constexpr int warps = threads / lanes;
-  constexpr bool in_order = layout != Layout::same_offset;  // of the teams' rows, or every `warps`-th to a warp
+  constexpr bool in_order = layout != Layout::same_offset;  // a warp's teams take adjacent rows; or every `warps`-th
   static_assert(in_order || warps == 8);
   static_assert(Weights<Pass, layout, units>::in_registers);
   using TheRing = Ring<Pass, layout, units, stages>;

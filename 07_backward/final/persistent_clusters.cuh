@@ -78,10 +78,10 @@ inline unsigned blocks_for(int64_t row_units, int64_t of_block) {
   return size;
 }
 
-// The blocks of clusters of which two share a multiprocessor: their rows have nothing to do with each other, so that
-// one works while the other waits. 0 where they would be more than a portable cluster has, or where as few of the 16
-// that some devices allow would do. Seven fill the 16 or 18 multiprocessors of a group, which a cluster may not leave,
-// worse than eight.
+// How many blocks a cluster has where two blocks, of different clusters, share a multiprocessor: one works while the
+// other waits. 0 where it would need more than 16, or more than the 8 of a portable cluster for up to 8192 vectors,
+// which four blocks of 512 threads hold. Seven blocks get eight: they fill the 16 or 18 multiprocessors of a group,
+// which a cluster may not leave, worse.
 inline unsigned pair_blocks_for(int64_t row_units, int64_t of_block) {
   const int64_t blocks = (row_units + of_block - 1) / of_block;
   if (blocks <= 6) return static_cast<unsigned>(blocks);

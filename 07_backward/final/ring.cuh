@@ -24,10 +24,10 @@ namespace worklog::backward {
 // circle of a warp's places. So a copy may go where another lane has read, but always one of its own warp.
 //
 // Where the offset is the same, the first vector of a row and the last are *edges*: they hold elements of its
-// neighbours too. They come like all others, whole, so that nobody waits for them. (Should dx lie where x or dy lies, a
-// neighbour's elements may be old or new: they are overwritten before anyone uses them.) What has to be done for single
-// elements is done by as many lanes of the edge's warp, at once: were it one thread that did them one by one, all the
-// team would wait for it in every row.
+// neighbours too. The first is copied whole. (If dx is written over x or dy, the neighbour's elements in it may be old
+// or new: prepare() overwrites them before anyone uses them.) Of the last only the row's own elements are copied, with
+// zeros behind them. Single elements of an edge are the work of as many lanes of its warp, at once: if one thread did
+// them one by one, the whole team would wait for it in every row.
 template <class Pass, Layout layout, int units, int stages_>
 struct Ring {
   using T = typename Pass::T;
@@ -112,8 +112,8 @@ struct Ring {
   __device__ int first_column() const {
     return columns.column(0);
   }
-  // Asking costs a branch, not asking the arithmetic on zeros: of many units it is worth asking. And a place that moves
-  // on does not stay zeros.
+  // To ask costs a branch; not to ask costs arithmetic on zeros. With many units it pays to ask. With edges one has to:
+  // where the places move on, the zeros do not stay.
   __device__ bool reads(int i) const {
     return (units <= 2 && !has_edges) || has(i);
   }

@@ -57,7 +57,7 @@ struct ClusterSplit {
   int period;
   int kind_count;          // the period, or how many last rows there are if they are fewer
   int turning;             // clusters that take turns, with the first rows
-  Split<layout> split[2];  // of those; and from a row to the next of its kind
+  Split<layout> split[2];  // for those clusters; for the others, from a row to the next of its kind
   Parts kinds;             // of the last rows
   Parts stretches;
 
@@ -65,8 +65,8 @@ struct ClusterSplit {
   __device__ const Split<layout>& split_of(int cluster) const { return split[takes_turns(cluster) ? 0 : 1]; }
   // The kinds to ask share_of() for.
   __device__ int kinds_of(int cluster) const { return takes_turns(cluster) ? 1 : kind_count; }
-  // The cluster's rows of a kind. None has a partial row too, if the kind begins where the stretch ends; below zero the
-  // kind is not the cluster's.
+  // The cluster's rows of a kind. A count below 0: the kind is not the cluster's. A count of 0, where the kind begins
+  // just where the stretch ends, still has a partial row.
   __device__ Share share_of(int cluster, int kind) const {
     if (takes_turns(cluster)) return split[0].share_of(cluster);
     const int64_t begin = stretches.begin_of(cluster - turning);
@@ -98,7 +98,7 @@ Split<layout> split_of(const Pass& pass, int64_t rows, int64_t step) {
           1.0f / static_cast<float>(p.cols)};
 }
 
-// Of `count` rows in `parts`.
+// `count` rows, divided into `parts`.
 inline Parts parts_of(int64_t count, int64_t parts) {
   return parts > 0 ? Parts{count / parts, count % parts} : Parts{0, 0};
 }

@@ -86,7 +86,7 @@ inline constexpr Rule same_offset[] = {
     {adds_dh,    fp32,       any,      0, many,   1536, block(3, 3, 512), "with dh: 4097 columns"},
     {plain,      uniform,    any,      0, many,   2048, block(4, 3, 512), "4097 columns of fp32, 12289 of 16 bits"},
     {plain,      uniform,    any,      0, many,   7168, cluster(4, 3, 224, 2, pairs), "50257 columns of 16 bits"},
-    {plain,      uniform,    any,      0, many,   8192, cluster(4, 3, 256, 2, eight)},  // 65536 columns of 16 bits
+    {plain,      uniform,    any,      0, many,   8192, cluster(4, 3, 256, 2, eight)},  // 65535 columns of 16 bits
     {plain,      uniform,    any,      0, many,  12800, cluster(5, 3, 320, 1, eight), "50257 columns of fp32"},
     {plain,      any_types,  any,      0, many, longest, cluster(2, 6, 512, 1)},
     {adds_dh,    any_types,  any,      0, many, longest, cluster(2, 4, 512, 1), "with dh: 12289 columns and more"},

@@ -82,15 +82,15 @@ __device__ inline void write_dx(Ring<Pass, layout, units, stages>& ring, int pla
 // team's threads have work while they wait for each other. A team that has run out of rows keeps the others of its warp
 // company.
 //
-// The error of a sum grows with the root of how many terms are added one after the other. Where a thread has registers
-// for that, it adds up `rows_of_sum` rows at a time, and then those sums. That is where elements have 32 bits: those of
-// 16 are themselves rounded so much that it would not be seen.
+// The error of a sum grows with the square root of the number of terms that are added one after the other. A thread
+// with up to 8 columns has registers to add up `rows_of_sum` rows at a time, and then those sums: in fp32, one of up to
+// two vectors. 16-bit elements are themselves rounded so much that it would hardly show.
 inline constexpr int rows_of_sum = 8;
 template <class Pass, Layout layout, int units, int stages, class Team>
 __device__ inline void walk_rows(const Pass& pass, Team& team, Ring<Pass, layout, units, stages> ring,
                                  ColumnSums<Pass, layout, units>& column_sums) {
-  // Where a thread reads only what it has copied itself, it waits for that. Else the copies are waited for a barrier
-  // earlier, and their place is given away a barrier later.
+  // Where a thread reads only what it has copied itself, it waits for that alone. Else it waits for its copies one
+  // barrier earlier, and their place is reused one barrier later.
   constexpr bool reads_own = Ring<Pass, layout, units, stages>::reads_own;
   static_assert(stages >= (reads_own ? 3 : 4));
   constexpr bool in_steps = units * ColumnSums<Pass, layout, units>::each <= 8;

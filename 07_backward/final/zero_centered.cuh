@@ -14,6 +14,7 @@
 #include "07_backward/final/pass.cuh"
 #include "07_backward/final/plan.h"
 #include "07_backward/final/reread.cuh"
+#include "07_backward/final/tuning_sm_90.h"
 #include "07_backward/staying.cuh"
 #include "common/device/arguments.h"
 
@@ -31,7 +32,7 @@ struct AboutZero {
 };
 // [/snippet]
 
-// What vectorized::pack asks for, beyond the columns of a row.
+// Parameter::load packs what stands in for absent columns, which nobody reads: these let it.
 __device__ inline __half2 round_pair(float a, float b, AboutZero<__half>) {
   return vectorized::round_pair(a, b, __half());
 }
@@ -71,17 +72,20 @@ void launch_sum(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_row
 // [/snippet]
 
 // [snippet: rules]
-// RMSNorm's rows of whole vectors, elements and weights of the same 16 bits: at the widths of models the kernels that
+// RMSNorm's rows of whole vectors, elements and weights of the same 16 bits: from 1024 columns on the kernels that
 // plain weights have.
 namespace zero_centered_tiles {
 
+using sm_90::block;
+using sm_90::lanes;
+
 // clang-format off
 inline constexpr Rule rules[] = {
-    // pass      types   work  rows: from to  vectors  kernel: team(units, stages, threads)
-    {every_pass, bits16, Size::any, 0, many,   32, {Team::lanes, 2, 4, 16, 2}},  // heads of 64, 128 and 256
-    {every_pass, bits16, Size::any, 0, many,  512, {Team::block, 2, 3, 512, 1}, "about zero: 1024 to 4096 columns"},
-    {plain,      bits16, Size::any, 0, many, 1024, {Team::block, 2, 6, 512, 1}},  // 5376 columns
-    {adds_dh,    bits16, Size::any, 0, many, 1024, {Team::block, 2, 4, 512, 1}},
+    // pass      types   work  rows: from to  vectors  kernel: team(units, stages, lanes or threads)
+    {every_pass, bits16, Size::any, 0, many,   32, lanes(2, 4, 16)},  // heads of 64, 128 and 256
+    {every_pass, bits16, Size::any, 0, many,  512, block(2, 3, 512), "about zero: 1024 to 4096 columns"},
+    {plain,      bits16, Size::any, 0, many, 1024, block(2, 6, 512)},  // 5376 columns
+    {adds_dh,    bits16, Size::any, 0, many, 1024, block(2, 4, 512)},
 };
 // clang-format on
 
@@ -138,7 +142,10 @@ bool zero_centered_pass(const LayerNormBackward<T, G>& plain, cudaStream_t strea
     if (whole_vectors && !p.dh && launch_by_zero_centered_rules<T, W, false>(p, stream)) return true;
   }
   const unsigned threads = warp_shuffle::blocks_for(p.cols, lanes * columns_of_thread) * lanes;
-  if (whole_vectors && threads <= most_threads) return launch_staying<true>(p, threads, stream), true;
+  if (whole_vectors && threads <= most_threads) {
+    launch_staying<true>(p, threads, stream);
+    return true;
+  }
   if (p.rows > 0 && p.dx) {
     LaunchShape shape = block_per_row(p, stream);
     shape.block = threads_of_reread;

@@ -19,8 +19,8 @@ namespace worklog::batchnorm {
 // they are two at most, that of the first and that of the last element, or neither.
 enum class Neighbors { in_a_row, two, any };
 
-// A tensor as vectors one after the other. Those of a thread are whole lines apart, so that they have the same
-// channels: `apart` threads side by side have as many stretches of `apart` vectors as each of them has vectors.
+// A tensor as vectors one after the other. A thread's vectors are `apart` vectors from each other, a whole number of
+// lines, so that they have the same channels.
 struct Flat {
   int64_t vectors;
   int over;         // elements after the last whole vector
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(threads_of_apply) apply_channels(Steps steps, 
 // [/snippet]
 
 // [snippet: launch_apply]
-// A thread's vectors are as far apart as the tensor allows, or at least `near` vectors, where that is not 0.
+// A thread's vectors are as far apart as the tensor allows; or, if `near` is not 0, whole lines of at least `near`
+// vectors apart.
 template <int size, int vectors, class Steps>
 void launch_apply(const Steps& steps, Flat flat, int64_t near, cudaStream_t stream) {
   const int64_t line = flat.line.by;

@@ -11,8 +11,8 @@
 namespace worklog::batchnorm {
 
 // [snippet: merge_block]
-// Eviction a thread's partials for its block: partial k of thread t at [k * (threads + 1) + t], so that neighbouring
-// channels are in different banks. Where a vector has one or two channels, it has them added up first.
+// Leaves a thread's partials for its block: partial k of thread t at [k * (threads + 1) + t], so that neighbouring
+// channels are in different banks. Where a vector has one or two channels, the thread merges those of each first.
 template <int threads, bool images, class Steps, int size>
 __device__ inline void keep_partials(const Steps& steps, int kept, const int (&channels)[size],
                                      const typename Steps::Partial (&mine)[size], typename Steps::Partial* partials) {

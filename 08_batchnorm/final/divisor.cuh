@@ -8,8 +8,8 @@
 
 namespace worklog::batchnorm {
 
-// Divides by what the host knows: a multiplication and a shift, where a division is some twenty instructions, each of
-// which waits for the one before. Of what is below 2^31, by what is.
+// A multiplication and a shift, where a division is some twenty instructions, each of which waits for the one before.
+// Exact where both numbers are below 2^31 (`end`).
 struct Divisor {
   int64_t by;
   uint32_t factor;  // 2^shift / by, rounded up: too large by less than 1 part in 2^31

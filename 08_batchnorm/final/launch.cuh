@@ -17,8 +17,9 @@
 namespace worklog::batchnorm {
 
 // [snippet: launch]
-// Threads of a block, vectors of a thread in its ring, and vectors that it reads ahead. The large one fills the 227 KiB
-// of shared memory of a Hopper multiprocessor with one block; the small one fits wherever CUDA runs.
+// Threads of a block; batches of a thread's ring, and vectors of a batch; and vectors that a thread reads ahead. The
+// large one takes up to 224 of the 227 KiB of shared memory that a block may have on Hopper; the small one needs at
+// most 49 KiB.
 template <int threads_, int batches_, int batch_, int ahead_>
 struct Config {
   static constexpr int threads = threads_;

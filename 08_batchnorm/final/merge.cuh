@@ -16,11 +16,11 @@ using welford::RunningSum;
 template <class T>
 inline constexpr bool is_exact = sizeof(T) > 2;
 
-inline constexpr float small_scale = 0x1p-80f;  // the squares of the largest floats then fit, and 2^20 of them
+inline constexpr float small_scale = 0x1p-80f;  // squares of the largest differences are then 2^98: 2^29 of them fit
 
 // [snippet: split_moments]
-// Moments whose mean is in two parts: `pivot`, which lies among the values, and `rest`, the mean of what is left
-// without it. A mean of 1e4 in one float is exact to 5e-4; x - pivot is exact, or nearly, where the mean is large.
+// Moments whose mean is in two parts: `pivot`, a number near the values, and `rest`, the mean minus the pivot. A mean
+// of 1e4 in one float is exact to 5e-4; x - pivot is exact, or nearly, where the mean is large.
 struct alignas(16) SplitMoments {
   float count;
   float pivot;

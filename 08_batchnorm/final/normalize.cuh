@@ -3,8 +3,9 @@
 // merges what its tile's blocks found, and reads its part once more, backwards: what it read last is still in its ring.
 // A small problem is in the rings altogether, and is read once.
 //
-// What runs once, between the two passes, costs the time of its instructions, which must first be fetched. So whatever
-// can be divided beforehand is divided on the host, and every channel has a team of lanes from the start.
+// What runs once, between the two passes, costs time with every instruction: it waits for the one before, and is issued
+// for every warp. So divisions that depend on the shape alone are made on the host, and every channel has a team of
+// lanes from the start.
 //
 // What is summed up and what is written is a type, `Steps`: that of train_steps.cuh or of backward_steps.cuh.
 #pragma once
@@ -43,8 +44,8 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
   int my_channels[size];
   part.template find_channels<images>(my_channels);
 
-  // This thread's team, and its channel. A team without a channel goes along with the first one's, but for a warp that
-  // has none at all.
+  // This thread's team, and its channel. A team without a channel merges channel 0 again, so that its warp stays
+  // together; a warp that has no channel at all merges nothing.
   const int teams = lanes >> tiling.team_bits;  // of a warp
   const int lane = thread % lanes;
   const Team team = {1 << tiling.team_bits, teams, lane >> (5 - tiling.team_bits)};

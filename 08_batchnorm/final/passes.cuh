@@ -42,8 +42,8 @@ __device__ inline void fill_ring(const Ring& ring, const Steps& steps, const Par
 }
 
 // A thread's sums over its vectors, one for each element of a vector. The ring has been filled. Moves `walk` to the
-// place after its last vector, and returns the last batch in the ring. As long as every thread has vectors to use and
-// to ask for, nothing is asked for each of them.
+// place after its last vector, and returns the last batch in the ring. As long as every thread has vectors to add up
+// and to fetch, no vector needs a test of its own.
 template <class Ring, class Steps, int size, class Walk>
 __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Steps& steps, const Part<size>& part,
                                                      Walk& walk, const int (&channels)[size], float scale,

@@ -34,9 +34,9 @@ struct Tiling {
   int columns;        // threads on a line
   int lines_at_once;  // lines that have threads; threads that are left over have nothing to do
   int step_vectors;   // where a line is longer than the block: from one of a thread's vectors to its next
-  int each, more;     // vectors of every thread; so many have one more, of all splits' threads on lines
-  // Where a line is longer than the block, `more` threads of a split have one more. So many splits have one line more
-  // than the others, and so many vectors for each thread.
+  int each, more;     // vectors of every thread; the first `more` lines (or threads, on a longer line) have one more
+  // Where a line is longer than the block: the first `longer` splits have one line more than the others, and their
+  // threads have these numbers of vectors.
   int longer, each_of_longer, more_of_longer;
   int kept;           // of a thread: 1 partial, where its vectors are of one channel, 2 where of two, or each element's
   int parts;          // partials of one channel in a block
@@ -119,8 +119,9 @@ inline Tiling tiling_of(const Shape& s, int size, int64_t blocks, int threads, i
   constexpr int64_t waiting = 2500;
   constexpr int64_t cut_sector = 10;
   // Blocks that share a tile have a wide one, where memory is what they wait for. In the cache a narrow piece costs
-  // little, and of a narrow tile fewer blocks tell each other of fewer channels. The narrowest piece is half a sector:
-  // two blocks fetch each. Few blocks may; where most multiprocessors do, the cache has to hand out everything twice.
+  // little, and with narrow tiles fewer blocks exchange the results of fewer channels. The narrowest piece is half a
+  // sector, so two blocks fetch each sector. Few blocks may do that; with most multiprocessors at work, the cache would
+  // have to hand out everything twice.
   const int64_t least_width = size == 1 ? 128 : in_cache ? 4 : 16;
   const auto handicap = [in_cache, blocks](int64_t width, int64_t tiles) {  // in 32nds
     if (width == 1) return in_cache && 2 * tiles <= blocks ? 96 : 160;

@@ -62,7 +62,7 @@ struct TrainSteps {
     sums.sum.lately += d;
     sums.squares.lately = fmaf(d, d, sums.squares.lately);
   }
-  // Two values, which meet before they meet the sum. Or one, unless `both`.
+  // Adds two values, or one unless `both`: they are added to each other before they are added to the sum.
   __device__ void add(Sums& sums, const float (&x)[2], const float (&)[2], bool both, float scale) const {
     const float one = fmaf(x[0], scale, -sums.pivot);
     const float other = both ? fmaf(x[1], scale, -sums.pivot) : 0.0f;
@@ -148,7 +148,7 @@ struct TrainSteps {
     return shared.count == 0.0f;
   }
 
-  // What y needs to know of a channel. `writes`: and what is kept of it is written.
+  // What the second pass needs to know of a channel.
   struct alignas(16) Channel {
     float center, factor, offset, scale;
   };

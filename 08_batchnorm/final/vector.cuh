@@ -80,8 +80,8 @@ inline bool is_aligned(std::initializer_list<const void*> pointers) {
                      [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
 }
 
-// As measured: of what is up to so many times the L2 cache, more is hit if the last readings make room; of more, reads
-// and writes hinder each other less if y leaves first, as in stage 05.
+// As measured. Up to so many times the L2 cache, more reads hit it if what is read for the last time is evicted first.
+// Beyond that, reads and writes hinder each other less if y is evicted first, as in stage 05.
 inline constexpr int caches_to_hit = 4;
 
 }  // namespace worklog::batchnorm

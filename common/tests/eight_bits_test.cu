@@ -21,6 +21,7 @@ namespace {
 
 using fused_residual::to_bytes;
 using fused_residual::to_e4m3;
+using fused_residual::to_e4m3_pair;
 
 // Each input alone, and as one of a pair with its neighbour.
 struct Converted {
@@ -31,7 +32,7 @@ __global__ void convert_all(const float* values, Converted* converted, int64_t c
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= count) return;
   const float value = values[i], other = values[i ^ 1];
-  const unsigned pair = i % 2 == 0 ? to_e4m3(value, other) : to_e4m3(other, value) >> 8;
+  const unsigned pair = i % 2 == 0 ? to_e4m3_pair(value, other) : to_e4m3_pair(other, value) >> 8;
   const unsigned word = to_bytes(ByteFormat::e4m3, other, value, value, other);
   const unsigned whole = to_bytes(ByteFormat::int8, other, other, other, value);
   converted[i] = {static_cast<uint8_t>(to_e4m3(value)), static_cast<uint8_t>(pair), static_cast<uint8_t>(whole >> 24),
