@@ -67,9 +67,15 @@ bool launch_cluster(const Steps& steps, const char* rule, cudaStream_t stream) {
 // [/snippet]
 
 // [snippet: launch_rule]
-template <bool are_whole>
-inline constexpr std::span<const Rule> rules{are_whole ? std::span<const Rule>(sm_90::whole_vectors)
-                                                       : std::span<const Rule>(sm_90::straddling)};
+// A table of rules, and whether its rows are whole vectors.
+struct WholeVectors {
+  static constexpr std::span<const Rule> rules = sm_90::whole_vectors;
+  static constexpr bool are_whole = true;
+};
+struct Straddling {
+  static constexpr std::span<const Rule> rules = sm_90::straddling;
+  static constexpr bool are_whole = false;
+};
 
 // What rules call the operation of some steps.
 template <class Steps>
@@ -77,13 +83,13 @@ inline constexpr unsigned operation_of = (Steps::about == About::zero ? rms_of_x
                                          << (Steps::reads == 2 ? 2 : 0);
 
 // Launches the kernel of rule `number`. False where the device cannot, or the rule is not for these steps.
-template <bool are_whole, size_t number, class Steps>
+template <class Table, size_t number, class Steps>
 bool launch_rule(const Steps& steps, cudaStream_t stream) {
-  constexpr Rule rule = rules<are_whole>[number];
+  constexpr Rule rule = Table::rules[number];
   constexpr Tile tile = rule.tile;
   constexpr bool given = tile.known != Known::asked;
-  constexpr Fit fit = !are_whole ? Fit::any : tile.known == Known::full ? Fit::full : Fit::vectors;
-  const char* const name = rules<are_whole>[number].measured ? rules<are_whole>[number].measured : "";
+  constexpr Fit fit = !Table::are_whole ? Fit::any : tile.known == Known::full ? Fit::full : Fit::vectors;
+  const char* const name = Table::rules[number].measured ? Table::rules[number].measured : "";
   if constexpr (!is_for(rule, operation_of<Steps>, types_of<typename Steps::Element, typename Steps::Parameter>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
@@ -94,14 +100,14 @@ bool launch_rule(const Steps& steps, cudaStream_t stream) {
   } else if constexpr (tile.team == Team::cluster) {
     return launch_cluster<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
   } else {
-    using Exchange = std::conditional_t<are_whole, ClusterBarrier, AsyncStores>;
+    using Exchange = std::conditional_t<Table::are_whole, ClusterBarrier, AsyncStores>;
     return launch_persistent<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
                                                                                                     stream);
   }
 }
 
 // By the first rule that takes the rows and can be launched. False where there is none.
-template <bool are_whole, class Steps>
+template <class Table, class Steps>
 bool launch_by_rules(const Steps& steps, cudaStream_t stream) {
   const RowFacts facts = {.operation = operation_of<Steps>,
                           .types = types_of<typename Steps::Element, typename Steps::Parameter>,
@@ -110,8 +116,8 @@ bool launch_by_rules(const Steps& steps, cudaStream_t stream) {
                           .rows = steps.p.rows,
                           .vectors = steps.p.cols / vector_size<typename Steps::Element>,
                           .multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount)};
-  return launch_first<rules<are_whole>.size()>(
-      rules<are_whole>, facts, [&]<size_t number>() { return launch_rule<are_whole, number>(steps, stream); });
+  return launch_first<Table::rules.size()>(Table::rules, facts,
+                                           [&]<size_t number>() { return launch_rule<Table, number>(steps, stream); });
 }
 // [/snippet]
 

@@ -24,23 +24,31 @@
 namespace worklog::backward {
 
 // [snippet: dispatch]
-// The rules for rows of this layout.
-template <Layout layout>
-inline constexpr std::span<const Rule> rules{layout == Layout::whole ? std::span<const Rule>(sm_90::whole_vectors)
-                                             : layout == Layout::same_offset
-                                                 ? std::span<const Rule>(sm_90::same_offset)
-                                                 : std::span<const Rule>(sm_90::any_offset)};
+// A table of rules, and the layout of its rows.
+struct WholeVectors {
+  static constexpr std::span<const Rule> rules = sm_90::whole_vectors;
+  static constexpr Layout layout = Layout::whole;
+};
+struct SameOffset {
+  static constexpr std::span<const Rule> rules = sm_90::same_offset;
+  static constexpr Layout layout = Layout::same_offset;
+};
+struct AnyOffset {
+  static constexpr std::span<const Rule> rules = sm_90::any_offset;
+  static constexpr Layout layout = Layout::any_offset;
+};
 
 // What rules call a pass.
 template <class Pass>
 inline constexpr unsigned pass_of = Pass::adds_dh ? Passes::adds_dh : Passes::plain;
 
 // Launches the kernel of rule `number`. False where there is no room for it, or the rule is not for this pass.
-template <Layout layout, size_t number, class Pass>
+template <class Table, size_t number, class Pass>
 bool launch_rule(const Pass& pass, cudaStream_t stream) {
-  constexpr Rule rule = rules<layout>[number];
+  constexpr Layout layout = Table::layout;
+  constexpr Rule rule = Table::rules[number];
   constexpr Tile tile = rule.tile;
-  const char* const name = rules<layout>[number].measured ? rules<layout>[number].measured : "";
+  const char* const name = Table::rules[number].measured ? Table::rules[number].measured : "";
   if constexpr (!is_for(rule, pass_of<Pass>, types_of<typename Pass::T, typename Pass::G>)) {
     return false;
   } else if constexpr (tile.team == Team::lanes) {
@@ -86,7 +94,7 @@ bool are_few_and_long(const Pass& pass) {
 }
 
 // Goes through the rules from the first on, until one takes the rows and has room. False where none is left.
-template <Layout layout, class Pass>
+template <class Table, class Pass>
 bool launch_by_rules(const Pass& pass, cudaStream_t stream) {
   const RowFacts facts = {.pass = pass_of<Pass>,
                           .types = types_of<typename Pass::T, typename Pass::G>,
@@ -94,9 +102,9 @@ bool launch_by_rules(const Pass& pass, cudaStream_t stream) {
                           .are_few_and_long = are_few_and_long(pass),
                           .batch_invariant = pass.p.batch_invariant,
                           .rows = pass.p.rows,
-                          .units = units_of_row<layout, typename Pass::T>(pass.p.cols)};
-  return launch_first<rules<layout>.size()>(rules<layout>, facts,
-                                            [&]<size_t number>() { return launch_rule<layout, number>(pass, stream); });
+                          .units = units_of_row<Table::layout, typename Pass::T>(pass.p.cols)};
+  return launch_first<Table::rules.size()>(Table::rules, facts,
+                                           [&]<size_t number>() { return launch_rule<Table, number>(pass, stream); });
 }
 
 template <class Pass, size_t number = 0>
@@ -140,10 +148,9 @@ void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   // By elements, what is added up in what order is the same for all rows, wherever they start.
   const bool by_offset = !whole_vectors && !p.batch_invariant;
   if (by_offset && rows_packed(pass, stream)) return;
-  const bool done = whole_vectors ? launch_by_rules<Layout::whole>(pass, stream)
-                    : by_offset && have_same_offset && p.cols > 4 * 32
-                        ? launch_by_rules<Layout::same_offset>(pass, stream)
-                        : launch_by_rules<Layout::any_offset>(pass, stream);
+  const bool done = whole_vectors                                      ? launch_by_rules<WholeVectors>(pass, stream)
+                    : by_offset && have_same_offset && p.cols > 4 * 32 ? launch_by_rules<SameOffset>(pass, stream)
+                                                                       : launch_by_rules<AnyOffset>(pass, stream);
   if (!done) reread(p, stream);  // no cluster holds the row, and the grid rules do not take it either
 }
 

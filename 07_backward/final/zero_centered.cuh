@@ -5,7 +5,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -93,36 +92,16 @@ inline constexpr Rule rules[] = {
 // [/snippet]
 
 // [snippet: launch]
-template <size_t number, class Pass>
-bool launch_zero_centered_rule(const Pass& pass, cudaStream_t stream) {
-  constexpr Rule rule = zero_centered_tiles::rules[number];
-  constexpr Tile tile = rule.tile;
-  constexpr Layout layout = Layout::whole;
-  const char* const measured = zero_centered_tiles::rules[number].measured;
-  const char* const name = measured ? measured : "";
-  if constexpr (Pass::centered || !is_for(rule, pass_of<Pass>, types_of<typename Pass::T, typename Pass::G>)) {
-    return false;
-  } else if constexpr (tile.team == Team::lanes) {
-    return launch_lanes<layout, tile.units, tile.stages, tile.threads, 256, tile.resident>(pass, name, stream);
-  } else {
-    return launch_block<layout, tile.units, tile.stages, tile.threads, tile.resident>(pass, name, stream);
-  }
-}
+struct ZeroCenteredVectors {
+  static constexpr std::span<const Rule> rules = zero_centered_tiles::rules;
+  static constexpr Layout layout = Layout::whole;
+};
 
 template <class T, class W, bool adds_dh>
 bool launch_by_zero_centered_rules(const LayerNormBackward<T, W>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
   const Pass<T, W, false, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
-  const RowFacts facts = {.pass = pass_of<Pass<T, W, false, adds_dh>>,
-                          .types = types_of<T, W>,
-                          .is_small = false,
-                          .are_few_and_long = false,
-                          .batch_invariant = p.batch_invariant,
-                          .rows = p.rows,
-                          .units = units_of_row<Layout::whole, T>(p.cols)};
-  constexpr std::span<const Rule> rules = zero_centered_tiles::rules;
-  return launch_first<rules.size()>(rules, facts,
-                                    [&]<size_t number>() { return launch_zero_centered_rule<number>(pass, stream); });
+  return launch_by_rules<ZeroCenteredVectors>(pass, stream);
 }
 
 // LayerNorm's pass, or RMSNorm's, which has no mean. Rows of whole vectors that no rule takes have the lesson's kernel
