@@ -623,10 +623,11 @@ class Grader:
         if goes_beyond(grade, given):
             return
         grade.is_given = True
-        reached = f", and reaches as many of its goals: {given.goals_met} of {given.goals}" if given.reached else ""
+        reached = f" and meets {given.goals_met} of {given.goals} goals" if given.reached else ""
         grade.problems.insert(0, {
             "kind": "given",
-            "text": f"the skeleton has as many right results as this, {given.right} of {given.results}{reached}",
+            "text": f"nothing here goes beyond the skeleton, which has {given.right} of {given.results} results "
+            f"right{reached}",
         })
 
     def examine(self, examination: Examination, source: bytes, slot: int, folder: Path, grade: Grade) -> None:

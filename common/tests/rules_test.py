@@ -23,7 +23,7 @@ TABLES = {
     ),
     ("07_backward/final/tuning_sm_90.h", "07_backward/final/zero_centered.cuh"): ("07_backward",),
 }
-RULE = re.compile(r"^    \{\w+, .*[)}](?:, \"(?P<text>[^\"]+)\")?\},", re.MULTILINE)
+RULE = re.compile(r"^    \{\w+, .*\)(?:, \"(?P<text>[^\"]+)\")?\},", re.MULTILINE)
 
 
 def texts_of(tables: tuple[str, ...]) -> list[str]:

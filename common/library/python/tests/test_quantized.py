@@ -168,9 +168,11 @@ def test_no_gradient() -> None:
 
 @on_torch
 def test_the_operator() -> None:
+    from torch import library
+
     for scaling, given in (("row", False), ("block", False), ("row", True)):
         x, residual, gamma, beta = tensors("add_layer_norm_quantized", (4, 200), torch.float32)
         scale = torch.full((1,), 0.05, device=DEVICE) if given else None
         operands = (x, residual, gamma, beta, scale, EPS, True, "e4m3", scaling)
-        found = torch.library.opcheck(torch.ops.normworklog.quantized_norm, operands, raise_exception=False)
+        found = library.opcheck(torch.ops.normworklog.quantized_norm, operands, raise_exception=False)
         assert found["test_schema"] == found["test_faketensor"] == "SUCCESS", found  # it has no gradient to look at
