@@ -1,6 +1,7 @@
 // Norms whose y is stored in eight bits: stage 05's kernel `held` with one more reduction, the largest |y|, between the
-// statistics and the store. All that is chosen when the kernel runs (RMSNorm or LayerNorm, a residual, the format, the
-// kind of scale) is the same for all threads, and costs a branch.
+// statistics and the store. A residual, the format and the kind of scale are chosen when the kernel runs: they are the
+// same for all threads, and cost a branch. RMSNorm and LayerNorm are two kernels: the mean costs each element
+// something.
 #pragma once
 
 #include "04_vectorized/kernels.cuh"
@@ -49,7 +50,7 @@ __device__ inline unsigned block_max(unsigned value, unsigned* scratch) {
 }
 
 __device__ inline float scale_for(unsigned magnitude, ByteFormat format) {
-  const float scale = __uint_as_float(magnitude) / (format == ByteFormat::e4m3 ? 448.0f : 127.0f);
+  const float scale = __uint_as_float(magnitude) * (format == ByteFormat::e4m3 ? 1 / 448.0f : 1 / 127.0f);
   return scale < 0x1p-126f ? 0x1p-126f : scale;  // a comparison with NaN is false, so a NaN stays
 }
 // [/snippet]
@@ -91,7 +92,7 @@ __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Ve
       const float of_block = scale_for(warp_max<columns_of_block / size>(largest_magnitude<T>(y)), p.format);
       const bool is_first = col < walk.cols && col % columns_of_block == 0;
       if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = of_block;
-      factor = 1.0f / of_block;
+      factor = __fdividef(1.0f, of_block);  // in a few instructions: there is one for each vector
     }
     if (col < walk.cols) store_bytes<whole, T>(p.y + row * p.y_stride, col, walk.cols, y, factor, p.format);
   });
@@ -132,60 +133,71 @@ __device__ void load_sum_of_row(const QuantizedNorm<T, G>& p, int64_t row, const
 }
 // [/snippet]
 
-// xhat = (x * scale - pivot) * rstd + shift.
+// xhat = (x - pivot) * rstd + shift, or x * rstd where there is no mean.
 struct RowStatistics {
-  float scale, pivot, rstd, shift;
+  float pivot, rstd, shift;
 };
 
-// As `held` has them (05_welford/held.cuh), where they are explained.
-template <bool whole, class T, class ForEachVector>
-__device__ RowStatistics row_statistics(bool subtracts_mean, float eps, int cols, float2* scratch,
-                                        ForEachVector for_each_vector) {
+// As `held` has them (05_welford/held.cuh), where they are explained. scale_down(factor) multiplies all x by it, from
+// then on.
+template <bool about_mean, bool whole, class T, class ForEachVector, class ScaleDown>
+__device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, ForEachVector for_each_vector,
+                                        ScaleDown scale_down) {
   const float share = 1.0f / static_cast<float>(cols);
   float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
   while (true) {
-    if (subtracts_mean) {
-      float sum = 0.0f;
-      for_each_vector([&](int, const Floats<T>& x) {
-        for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
-      });
-      pivot = welford::block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
-    }
     float2 sums = {0.0f, 0.0f};
-    for_each_vector([&](int col, const Floats<T>& x) {
-      for (int k = 0; k < vector_size<T>; ++k) {
-        if (!whole && col + k >= cols) continue;
-        const float difference = x.at[k] * scale - pivot;
-        sums.x += difference;
-        sums.y += difference * difference;
-      }
-    });
-    sums = welford::block_sums(sums, scratch);
-    if (subtracts_mean) rest = sums.x * share;
+    if constexpr (about_mean) {
+      for_each_vector([&](int, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) sums.x += x.at[k];
+      });
+      pivot = welford::block_sum(sums.x, reinterpret_cast<float*>(scratch)) * share;
+      sums.x = 0.0f;
+      for_each_vector([&](int col, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) {
+          if (!whole && col + k >= cols) continue;
+          const float difference = x.at[k] - pivot;
+          sums.x += difference;
+          sums.y += difference * difference;
+        }
+      });
+      sums = welford::block_sums(sums, scratch);
+      rest = sums.x * share;
+    } else {
+      for_each_vector([&](int, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) sums.y += x.at[k] * x.at[k];
+      });
+      sums.y = welford::block_sum(sums.y, reinterpret_cast<float*>(scratch));
+    }
     variance = sums.y * share - rest * rest;
     if (isfinite(variance) || scale < 1.0f) break;
     scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
+    scale_down(scale);
   }
   if (variance < 0.0f) variance = 0.0f;
   const float rstd = rsqrtf(variance + eps * scale);
-  return {scale, pivot, rstd, -rest * rstd};
+  return {pivot, rstd, -rest * rstd};
 }
 
 // [snippet: normalized]
-template <bool whole, class T, class G>
+template <bool about_mean, bool whole, class T, class G>
 __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowStatistics& row, int col,
                                        const Floats<T>& x) {
   const int cols = static_cast<int>(p.cols);
   if (col >= cols) return {};
-  Parameter<T, G> gamma, beta;
+  Parameter<T, G> gamma, beta = {};
   gamma.template load<whole>(p.gamma, col, cols, 1.0f);
-  beta.template load<whole>(p.beta, col, cols, 0.0f);
+  if (about_mean) beta.template load<whole>(p.beta, col, cols, 0.0f);
   const Floats<T> scales = gamma.unpack(), shifts = beta.unpack();
   Floats<T> y;
 #pragma unroll
   for (int k = 0; k < vector_size<T>; ++k) {
-    const float xhat = (x.at[k] * row.scale - row.pivot) * row.rstd + row.shift;
-    y.at[k] = whole || col + k < cols ? xhat * scales.at[k] + shifts.at[k] : 0.0f;  // nothing that could be a maximum
+    if constexpr (about_mean) {
+      y.at[k] = ((x.at[k] - row.pivot) * row.rstd + row.shift) * scales.at[k] + shifts.at[k];
+    } else {
+      y.at[k] = x.at[k] * row.rstd * scales.at[k];
+    }
+    if (!whole && col + k >= cols) y.at[k] = 0.0f;  // nothing that could be a maximum
   }
   return y;
 }
@@ -193,7 +205,7 @@ __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowSt
 
 // [snippet: normalize_quantized]
 // A block to a row. It is held in registers, first as x, then as y. What they do not hold is read again.
-template <class T, class G, int vectors, bool whole>
+template <class T, class G, int vectors, bool whole, bool about_mean>
 __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2)
     normalize_quantized(QuantizedNorm<T, G> p) {
   __shared__ float2 scratch[lanes];
@@ -204,8 +216,17 @@ __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2
     Floats<T> held[vectors];
     load_sum_of_row<T, G, whole>(p, row, walk, held);
     const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
+    float scale = 1.0f;
+    const auto scaled = [&](Floats<T> values) {
+      for (int k = 0; k < vector_size<T>; ++k) values.at[k] *= scale;
+      return values;
+    };
+    const auto scale_down = [&](float factor) {
+      scale = factor;
+      for (int i = 0; i < vectors; ++i) held[i] = scaled(held[i]);
+    };
     const auto read_again = [&](int col) {
-      return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{});
+      return scaled(vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{}));
     };
     const auto for_each_vector = [&](auto use) {
 #pragma unroll
@@ -214,11 +235,15 @@ __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2
       }
       for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
     };
-    const RowStatistics of_row = row_statistics<whole, T>(p.subtracts_mean, p.eps, walk.cols, scratch, for_each_vector);
+    const RowStatistics of_row =
+        row_statistics<about_mean, whole, T>(p.eps, walk.cols, scratch, for_each_vector, scale_down);
+    const auto normalized = [&](int col, const Floats<T>& values) {
+      return normalized_vector<about_mean, whole>(p, of_row, col, values);
+    };
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) held[i] = normalized_vector<whole>(p, of_row, walk.first + i * step, held[i]);
+    for (int i = 0; i < vectors; ++i) held[i] = normalized(walk.first + i * step, held[i]);
     quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
-                              [&](int col) { return normalized_vector<whole>(p, of_row, col, read_again(col)); });
+                              [&](int col) { return normalized(col, read_again(col)); });
   }
 }
 // [/snippet]
@@ -248,18 +273,24 @@ unsigned threads_of_quantized(const QuantizedNorm<T, G>& p, int vectors) {
   return static_cast<unsigned>(threads < most_threads_of_quantized ? threads : most_threads_of_quantized);
 }
 
-template <class T, class G>
-void quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
-  if (p.rows == 0) return;
+template <bool about_mean, class T, class G>
+void launch_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   const auto launch_with = [&](auto kernel, int vectors) {
     launch(kernel, {.grid = blocks_for(p.rows, 1), .block = threads_of_quantized(p, vectors), .stream = stream}, p);
   };
   if (has_whole_rows(p)) {
-    if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, true>, 4);
-    return launch_with(normalize_quantized<T, G, 8, true>, 8);
+    if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, true, about_mean>, 4);
+    return launch_with(normalize_quantized<T, G, 8, true, about_mean>, 8);
   }
-  if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, false>, 4);
-  launch_with(normalize_quantized<T, G, 8, false>, 8);
+  if (is_short_row(p)) return launch_with(normalize_quantized<T, G, 4, false, about_mean>, 4);
+  launch_with(normalize_quantized<T, G, 8, false, about_mean>, 8);
+}
+
+template <class T, class G>
+void launch_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
+  if (p.rows == 0) return;
+  if (p.subtracts_mean) return launch_quantized<true>(p, stream);
+  launch_quantized<false>(p, stream);
 }
 // [/snippet]
 

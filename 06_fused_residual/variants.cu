@@ -5,7 +5,6 @@
 #include "heads.cuh"
 #include "kernels.cuh"
 #include "quantize_rows.cuh"
-#include "quantized.cuh"
 
 namespace worklog::fused_residual {
 namespace {

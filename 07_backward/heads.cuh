@@ -34,7 +34,8 @@ struct Heads {
   HeadStrides dy_stride, x_stride, dx_stride;
 
   // The same heads, but of row i alone.
-  __device__ Heads row(int64_t i) const {
+  template <class Index>
+  __device__ Heads row(Index i) const {
     const auto [token, head] = fused_residual::token_head(i, heads);
     Heads own = *this;
     own.dy += token * dy_stride.token + head * dy_stride.head;

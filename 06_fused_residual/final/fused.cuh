@@ -20,6 +20,9 @@ void add_rms_norm(const AddRmsNormForward<T, G>& p, cudaStream_t stream);
 // q_out may be q, and k_out k. A row's result does not depend on the others.
 template <class T, class G>
 void qk_norm(const QkNormForward<T, G>& p, cudaStream_t stream);
+// y in eight bits, with its scales. h may be x or residual. `unrounded` is not used.
+template <class T, class G>
+void quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream);
 // [/snippet]
 
 // [snippet: zero_centered]

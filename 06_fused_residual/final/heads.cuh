@@ -1,6 +1,7 @@
-// Heads of q and k whose rows are whole 16-byte vectors: a few lanes of a warp to a row, each with up to four vectors.
+// Heads of q and k whose rows are whole 16-byte vectors: a few lanes of a warp to a row, and several rows at once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "05_welford/held.cuh"
@@ -12,54 +13,68 @@ namespace worklog::fused_residual {
 
 using warp_shuffle::all_lanes;
 
+inline constexpr int threads_of_final_heads = 128;  // of a block
+
 // [snippet: normalize_heads]
-// `width` lanes to a row, `vectors` vectors of it to a lane, which holds them: the row is read once. All loads of a
-// lane are on their way before it waits for the first. An output may lie where its input does.
-template <class T, class G, int width, int vectors>
-__global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_heads, vectors == 4 ? 3 : 5))
-    normalize_heads(QkNormForward<T, G> p) {
-  constexpr int rows_of_block = threads_of_heads / width;
-  const int lane = static_cast<int>(threadIdx.x) % width;
-  const int cols = static_cast<int>(p.head_dim);
-  const float inverse_cols = 1.0f / static_cast<float>(cols);
-  const int64_t rows = p.tokens * (p.q_heads + p.k_heads);
-  const auto column = [&](int v) { return (lane + v * width) * vector_size<T>; };
-  for (int64_t first = int64_t{blockIdx.x} * rows_of_block; first < rows; first += int64_t{gridDim.x} * rows_of_block) {
-    const int64_t i = first + threadIdx.x / width;
-    const bool is_row = i < rows;  // lanes without a row go along, since shuffles are for all lanes of a warp
-    const HeadRow<T, G> row = head_row(p, is_row ? i : 0);
-
-    uint4 bits[vectors] = {};
+template <class T, int vectors>
+__device__ inline float sum_of_squares(const uint4 (&bits)[vectors], float scale) {
+  float squares = 0.0f;
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      if (is_row && column(v) < cols) bits[v] = vectorized::load<true>(row.x, column(v), cols);
-    }
+  for (int v = 0; v < vectors; ++v) {
+    const Floats<T> x = unpack<T>(bits[v]);
+    for (int k = 0; k < vector_size<T>; ++k) squares += x.at[k] * scale * (x.at[k] * scale);
+  }
+  return squares;
+}
 
-    float mean_square, scale = 1.0f;
-    while (true) {
-      float squares = 0.0f;
+// `width` lanes to a row, `vectors` vectors of it to a lane, which holds them: a row is read once. And several rows at
+// once: all their loads are on their way before a lane waits for the first. q and k have blocks of their own, so that
+// a lane multiplies by the same factors in all rows. An output may lie where its input does.
+template <class T, class G, int width, int vectors, int rows_at_once>
+__global__ void __launch_bounds__(threads_of_final_heads) normalize_heads(QkNormForward<T, G> p) {
+  constexpr unsigned rows_of_pass = threads_of_final_heads / width, rows_of_block = rows_of_pass * rows_at_once;
+  const Heads<T, G> all = heads_of(p, blockIdx.y == 1);
+  const auto rows = static_cast<unsigned>(all.rows);
+  const int lane = static_cast<int>(threadIdx.x) % width, cols = static_cast<int>(p.head_dim);
+  const float inverse_cols = 1.0f / static_cast<float>(cols);
+  const auto column = [&](int v) { return (lane + v * width) * vector_size<T>; };
+  Floats<T> factors[vectors] = {};
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    if (column(v) < cols) factors[v] = factors_of_head<true>(p, all.gamma, column(v));
+  }
+  for (unsigned first = blockIdx.x * rows_of_block; first < rows; first += gridDim.x * rows_of_block) {
+    const auto row = [&](int r) { return first + r * rows_of_pass + threadIdx.x / width; };
+    uint4 bits[rows_at_once][vectors] = {};
+#pragma unroll
+    for (int r = 0; r < rows_at_once; ++r) {
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        const Floats<T> x = unpack<T>(bits[v]);
-        for (int k = 0; k < vector_size<T>; ++k) squares += x.at[k] * scale * (x.at[k] * scale);
+        if (row(r) >= rows || column(v) >= cols) continue;
+        bits[r][v] = vectorized::load<true>(all.x + all.offset(row(r), all.x_stride), column(v), cols);
       }
-      mean_square = warp_sum<width>(squares) * inverse_cols;
-      const bool overflows = !isfinite(mean_square) && scale == 1.0f;
-      if (!__any_sync(all_lanes, overflows)) break;
-      if (overflows) scale = 0x1p-80f;  // again, scaled down so that no square can; the warp's other rows do not change
     }
-    if (!is_row) continue;
-    const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      if (column(v) >= cols) continue;
-      Floats<T> x = unpack<T>(bits[v]);
-      for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;
-      Parameter<T, G> gamma;
-      gamma.template load<true>(row.gamma, column(v), cols, 1.0f - p.gamma_offset);
-      store_head<true>(p, row, column(v), x, rstd, gamma);
+    for (int r = 0; r < rows_at_once; ++r) {  // lanes without a row go along, since shuffles are for a whole warp
+      float scale = 1.0f, mean_square = warp_sum<width>(sum_of_squares<T>(bits[r], scale)) * inverse_cols;
+      const bool overflows = !isfinite(mean_square);
+      if (__any_sync(all_lanes, overflows)) {  // again, so small that no square can; other rows do not change
+        if (overflows) scale = 0x1p-80f;
+        mean_square = warp_sum<width>(sum_of_squares<T>(bits[r], scale)) * inverse_cols;
+      }
+      if (row(r) >= rows) continue;
+      const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        if (column(v) >= cols) continue;
+        Floats<T> x = unpack<T>(bits[r][v]);
+        if (scale < 1.0f) {
+          for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;
+        }
+        store_head<true>(p, all.y + all.offset(row(r), all.y_stride), column(v), x, rstd, factors[v]);
+      }
+      if (lane == 0 && all.rstd) all.rstd[row(r)] = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
     }
-    if (lane == 0 && row.rstd) *row.rstd = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
   }
 }
 // [/snippet]
@@ -78,26 +93,25 @@ bool is_whole(const QkNormForward<T, G>& p) {
          welford::on_boundaries(p.k_gamma, 0);
 }
 
-template <int width, int vectors, class T, class G>
+template <int width, int vectors, int rows_at_once, class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, const char* rule, cudaStream_t stream) {
-  const int64_t rows = p.tokens * (p.q_heads + p.k_heads);
-  launch(
-      normalize_heads<T, G, width, vectors>,
-      {.grid = blocks_for(rows, threads_of_heads / width), .block = threads_of_heads, .rule = rule, .stream = stream},
-      p);
+  constexpr int rows_of_block = threads_of_final_heads / width * rows_at_once;
+  launch(normalize_heads<T, G, width, vectors, rows_at_once>,
+         {.grid = grid_of_heads(p, rows_of_block), .block = threads_of_final_heads, .rule = rule, .stream = stream}, p);
 }
 
-// As few lanes as hold the row in four vectors each, but at least four: the more loads a lane has in flight, the fewer
-// shuffles there are to a byte. Longer rows, and those that are not whole vectors, are read twice.
+// A vector to a lane and four rows at once, or as many vectors in longer rows. Still longer rows, those that are not
+// whole vectors, and more rows than 31 bits count are read twice.
 template <class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, cudaStream_t stream) {
   const int64_t vectors = p.head_dim / vector_size<T>;
-  if (p.tokens == 0 || !is_whole(p) || vectors > 128) return warp_per_head(p, stream);
-  if (vectors <= 8) return launch_heads<4, 2>(p, "heads of up to 64 columns of 16 bits", stream);
-  if (vectors <= 16) return launch_heads<4, 4>(p, "heads of up to 128 columns of 16 bits", stream);
-  if (vectors <= 32) return launch_heads<8, 4>(p, "heads of up to 256 columns of 16 bits", stream);
-  if (vectors <= 64) return launch_heads<16, 4>(p, "heads of up to 512 columns of 16 bits", stream);
-  launch_heads<32, 4>(p, "heads of up to 1024 columns of 16 bits", stream);
+  const bool are_countable = p.tokens * std::max(p.q_heads, p.k_heads) <= INT32_MAX;
+  if (p.tokens == 0 || !is_whole(p) || vectors > 128 || !are_countable) return warp_per_head(p, stream);
+  if (vectors <= 8) return launch_heads<8, 1, 4>(p, "heads of up to 64 columns of 16 bits", stream);
+  if (vectors <= 16) return launch_heads<16, 1, 4>(p, "heads of up to 128 columns of 16 bits", stream);
+  if (vectors <= 32) return launch_heads<32, 1, 4>(p, "heads of up to 256 columns of 16 bits", stream);
+  if (vectors <= 64) return launch_heads<32, 2, 2>(p, "heads of up to 512 columns of 16 bits", stream);
+  launch_heads<32, 4, 1>(p, "heads of up to 1024 columns of 16 bits", stream);
 }
 // [/snippet]
 

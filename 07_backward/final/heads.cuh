@@ -44,40 +44,61 @@ __device__ inline void write_sums(float* out, int cols, Floats<T> (&sums)[vector
 // [/snippet]
 
 // [snippet: heads_backward]
+// What a lane has of a row. Where it has none, there are zeros.
+template <class T, class G, int vectors>
+struct LoadedRow {
+  uint4 x[vectors], dy[vectors];
+  float rstd;
+  T* dx;  // null: not stored
+};
+
 // A block stays for many rows, first of q and then of k, and a lane has the same columns in all of them: their sums
-// stay in its registers, and so do xhat and wdy until the row's sum is known.
+// stay in its registers. It asks for the next row before it computes one.
 template <class T, class G, int width, int vectors>
-__global__ void __launch_bounds__(threads_of_heads) heads_backward(QkNormBackward<T, G> p, PartialRows partial) {
-  constexpr int rows_of_block = threads_of_heads / width;
+__global__ void __launch_bounds__(threads_of_heads, blocks_that_fit(threads_of_heads, 4))
+    heads_backward(QkNormBackward<T, G> p, PartialRows partial) {
+  constexpr unsigned rows_of_block = threads_of_heads / width;
   __shared__ float scratch[threads_of_heads / lanes * width * vectors * vector_size<T>];
   const int cols = static_cast<int>(p.head_dim);
   const auto column = [&](int v) { return (static_cast<int>(threadIdx.x) % width + v * width) * vector_size<T>; };
   for (int part = 0; part < (p.k_heads > 0 ? 2 : 1); ++part) {
     const Heads<T, G> all = heads_of(p, part == 1);
+    const auto rows = static_cast<unsigned>(all.rows);
     Parameter<T, G> gamma[vectors] = {};
     Floats<T> dgamma[vectors] = {};
+#pragma unroll
     for (int v = 0; v < vectors; ++v) {
       if (column(v) < cols) gamma[v].template load<true>(all.gamma, column(v), cols, 1.0f - p.gamma_offset);
     }
-    for (int64_t first = int64_t{blockIdx.x} * rows_of_block; first < all.rows;
-         first += int64_t{gridDim.x} * rows_of_block) {
-      const int64_t i = first + threadIdx.x / width;
-      const bool is_row = i < all.rows;  // lanes without a row go along, and add zeros
-      const Heads<T, G> row = all.row(is_row ? i : 0);
-      uint4 x[vectors] = {}, dy[vectors] = {};
+    const auto load_row = [&](unsigned first) {
+      LoadedRow<T, G, vectors> loaded = {};
+      const unsigned i = first + threadIdx.x / width;
+      if (i >= rows) return loaded;
+      const Heads<T, G> row = all.row(i);
+#pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        if (!is_row || column(v) >= cols) continue;
-        x[v] = vectorized::load<true>(row.x, column(v), cols);
-        dy[v] = vectorized::load<true>(row.dy, column(v), cols);
+        if (column(v) >= cols) continue;
+        loaded.x[v] = vectorized::load<true>(row.x, column(v), cols);
+        loaded.dy[v] = vectorized::load<true>(row.dy, column(v), cols);
       }
-      const RowStatistics s = {0.0f, is_row ? *row.rstd : 0.0f};
+      loaded.rstd = *row.rstd;
+      loaded.dx = row.dx;
+      return loaded;
+    };
+    LoadedRow<T, G, vectors> next = load_row(blockIdx.x * rows_of_block);
+    for (unsigned first = blockIdx.x * rows_of_block; first < rows; first += gridDim.x * rows_of_block) {
+      const LoadedRow<T, G, vectors> row = next;
+      next = load_row(first + gridDim.x * rows_of_block);
+      const RowStatistics s = {0.0f, row.rstd};
       Floats<T> xhat[vectors], wdy[vectors];
       float sum = 0.0f;
+#pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        xhat[v] = unpack<T>(x[v]);
-        wdy[v] = unpack<T>(dy[v]);
+        xhat[v] = unpack<T>(row.x[v]);
+        wdy[v] = unpack<T>(row.dy[v]);
         const Floats<T> scales = gamma[v].unpack();
         if (column(v) >= cols) continue;  // x is 0 there, but rstd may be infinite, and their product a NaN
+#pragma unroll
         for (int k = 0; k < vector_size<T>; ++k) {
           xhat[v].at[k] = xhat_of(xhat[v].at[k], s);
           dgamma[v].at[k] += wdy[v].at[k] * xhat[v].at[k];
@@ -86,8 +107,10 @@ __global__ void __launch_bounds__(threads_of_heads) heads_backward(QkNormBackwar
         }
       }
       const Gradient gradient = gradient_of(s, {0.0f, warp_sum<width>(sum)}, p.head_dim);
+#pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        if (!row.dx || !is_row || column(v) >= cols) continue;
+        if (!row.dx || column(v) >= cols) continue;
+#pragma unroll
         for (int k = 0; k < vector_size<T>; ++k) wdy[v].at[k] = gradient(wdy[v].at[k], xhat[v].at[k]);
         vectorized::store<true>(row.dx, column(v), cols, pack<T>(wdy[v]));
       }
@@ -124,11 +147,13 @@ void launch_heads_backward(const QkNormBackward<T, G>& p, const char* rule, cuda
   if (wants_sums(p)) launch_sum(p, blocks, stream);
 }
 
-// Two vectors of x and two of dy to a lane; longer rows, and those that are not whole vectors, are read twice or more.
+// Two vectors of x and two of dy to a lane. Longer rows, those that are not whole vectors, and more rows than 31 bits
+// count are read twice or more.
 template <class T, class G>
 void launch_heads_backward(const QkNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t vectors = p.head_dim / vector_size<T>;
-  if (!is_whole(p) || vectors > 64) return warp_per_head(p, stream);
+  const bool are_countable = p.tokens * std::max(p.q_heads, p.k_heads) <= INT32_MAX;
+  if (!is_whole(p) || vectors > 64 || !are_countable) return warp_per_head(p, stream);
   if (vectors <= 8) return launch_heads_backward<4, 2>(p, "heads of up to 64 columns of 16 bits", stream);
   if (vectors <= 16) return launch_heads_backward<8, 2>(p, "heads of up to 128 columns of 16 bits", stream);
   if (vectors <= 32) return launch_heads_backward<16, 2>(p, "heads of up to 256 columns of 16 bits", stream);

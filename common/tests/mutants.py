@@ -17,7 +17,8 @@ times), becomes `becomes`; `because` says what is then wrong, and `caught_by` wh
 
 Only one unit of the stage's program is compiled with the mistake in it: the lesson's, variants.cu; or of the final
 kernels, which have a unit for each operation and pair of types, the `unit` that the mutant names, such as
-layer_norm_fp32 or layer_norm_bf16_fp32. The cases are then run with its types.
+layer_norm_fp32 or layer_norm_bf16_fp32. Each mutant in final/ has one, and of a lesson's file those whose kernels are
+compiled there. The cases are then run with its types.
 
 Each worker has a copy of the tree and one build folder, so that a mutant compiles the one unit that it is in. A case
 that fails, or does not end, has caught the mutant. Exit code 1 where a mutant survives that must be caught, where one
@@ -133,9 +134,9 @@ def mutants_of(file: Path) -> list[Mutant]:
         if entry["text"] == entry["becomes"]:
             raise MutantError(f"{file.name}, {name}: nothing is changed")
         found.append(Mutant(stage=folders[0], **entry))
-        source = ROOT / folders[0] / f"final/{found[-1].operation}.cu"
-        if entry["file"].startswith("final/") != bool(found[-1].types[0] and source.is_file()):
-            raise MutantError(f"{file.name}, {name}: `unit` is for a mutant of final/, and needed there")
+        has_unit = bool(found[-1].types[0]) and (ROOT / folders[0] / f"final/{found[-1].operation}.cu").is_file()
+        if has_unit != (entry["file"].startswith("final/") or "unit" in entry):
+            raise MutantError(f"{file.name}, {name}: `unit` is missing, or there is no such unit")
     return found
 
 

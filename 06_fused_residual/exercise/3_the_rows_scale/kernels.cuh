@@ -13,7 +13,7 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
 
-inline constexpr int most_threads_of_quantized = 352;  // of a block: of two blocks, each may then have 88 registers
+inline constexpr int most_threads_of_quantized = 352;  // of a block: where two fit, each has 88 registers
 
 // Magnitudes are compared by their bits. As whole numbers these have the same order, with NaN above all others: so the
 // largest of values with a NaN among them is a NaN. fmaxf would have lost it.
@@ -42,17 +42,17 @@ __device__ inline unsigned block_max(unsigned value, unsigned* scratch) {
 }
 
 __device__ inline float scale_for(unsigned magnitude, ByteFormat format) {
-  const float scale = __uint_as_float(magnitude) / (format == ByteFormat::e4m3 ? 448.0f : 127.0f);
-  return scale < 0x1p-126f ? 0x1p-126f : scale;  // a NaN is less than nothing, and stays
+  const float scale = __uint_as_float(magnitude) * (format == ByteFormat::e4m3 ? 1 / 448.0f : 1 / 127.0f);
+  return scale < 0x1p-126f ? 0x1p-126f : scale;  // a comparison with NaN is false, so a NaN stays
 }
 
-// Where a thread's vectors are: in `vectors` of its registers, and beyond these in memory.
+// A thread's columns: `first`, and then every `step`. The first few vectors are in registers, the others in memory.
 struct VectorsOfRow {
   int first, step, cols;
 };
 
-// Scales and stores a row of y, of which the thread holds vectors and makes the others once more: beyond(col). Zeros
-// stand for what is past the row's end. All lanes of a warp come with it to the same vectors, since they compare.
+// Scales and stores a row of y. The thread holds its first vectors, and beyond(col) computes the others again. Past the
+// row's end there are zeros. All lanes of a warp must reach the same vectors together: the maximum takes shuffles.
 template <class T, class G, bool whole, int vectors, class Beyond>
 __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
                              const Floats<T> (&held)[vectors], unsigned* scratch, Beyond beyond) {
@@ -81,7 +81,7 @@ __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Ve
       const float of_block = scale_for(warp_max<columns_of_block / size>(largest_magnitude<T>(y)), p.format);
       const bool is_first = col < walk.cols && col % columns_of_block == 0;
       if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = of_block;
-      factor = 1.0f / of_block;
+      factor = __fdividef(1.0f, of_block);  // in a few instructions: there is one for each vector
     }
     if (col < walk.cols) store_bytes<whole, T>(p.y + row * p.y_stride, col, walk.cols, y, factor, p.format);
   });
@@ -119,65 +119,76 @@ __device__ void load_sum_of_row(const QuantizedNorm<T, G>& p, int64_t row, const
   for (int i = 0; i < vectors; ++i) held[i] = vectorized::unpack<T>(bits[i]);
 }
 
-// xhat = (x * scale - pivot) * rstd + shift.
+// xhat = (x - pivot) * rstd + shift, or x * rstd where there is no mean.
 struct RowStatistics {
-  float scale, pivot, rstd, shift;
+  float pivot, rstd, shift;
 };
 
-// As `held` has them (05_welford/held.cuh), where they are explained.
-template <bool whole, class T, class ForEachVector>
-__device__ RowStatistics row_statistics(bool subtracts_mean, float eps, int cols, float2* scratch,
-                                        ForEachVector for_each_vector) {
+// As `held` has them (05_welford/held.cuh), where they are explained. scale_down(factor) multiplies all x by it, from
+// then on.
+template <bool about_mean, bool whole, class T, class ForEachVector, class ScaleDown>
+__device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, ForEachVector for_each_vector,
+                                        ScaleDown scale_down) {
   const float share = 1.0f / static_cast<float>(cols);
   float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
   while (true) {
-    if (subtracts_mean) {
-      float sum = 0.0f;
-      for_each_vector([&](int, const Floats<T>& x) {
-        for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
-      });
-      pivot = welford::block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
-    }
     float2 sums = {0.0f, 0.0f};
-    for_each_vector([&](int col, const Floats<T>& x) {
-      for (int k = 0; k < vector_size<T>; ++k) {
-        if (!whole && col + k >= cols) continue;
-        const float difference = x.at[k] * scale - pivot;
-        sums.x += difference;
-        sums.y += difference * difference;
-      }
-    });
-    sums = welford::block_sums(sums, scratch);
-    if (subtracts_mean) rest = sums.x * share;
+    if constexpr (about_mean) {
+      for_each_vector([&](int, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) sums.x += x.at[k];
+      });
+      pivot = welford::block_sum(sums.x, reinterpret_cast<float*>(scratch)) * share;
+      sums.x = 0.0f;
+      for_each_vector([&](int col, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) {
+          if (!whole && col + k >= cols) continue;
+          const float difference = x.at[k] - pivot;
+          sums.x += difference;
+          sums.y += difference * difference;
+        }
+      });
+      sums = welford::block_sums(sums, scratch);
+      rest = sums.x * share;
+    } else {
+      for_each_vector([&](int, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) sums.y += x.at[k] * x.at[k];
+      });
+      sums.y = welford::block_sum(sums.y, reinterpret_cast<float*>(scratch));
+    }
     variance = sums.y * share - rest * rest;
     if (isfinite(variance) || scale < 1.0f) break;
     scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
+    scale_down(scale);
   }
   if (variance < 0.0f) variance = 0.0f;
   const float rstd = rsqrtf(variance + eps * scale);
-  return {scale, pivot, rstd, -rest * rstd};
+  return {pivot, rstd, -rest * rstd};
 }
 
-template <bool whole, class T, class G>
+template <bool about_mean, bool whole, class T, class G>
 __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowStatistics& row, int col,
                                        const Floats<T>& x) {
   const int cols = static_cast<int>(p.cols);
   if (col >= cols) return {};
-  Parameter<T, G> gamma, beta;
+  Parameter<T, G> gamma, beta = {};
   gamma.template load<whole>(p.gamma, col, cols, 1.0f);
-  beta.template load<whole>(p.beta, col, cols, 0.0f);
+  if (about_mean) beta.template load<whole>(p.beta, col, cols, 0.0f);
   const Floats<T> scales = gamma.unpack(), shifts = beta.unpack();
   Floats<T> y;
 #pragma unroll
   for (int k = 0; k < vector_size<T>; ++k) {
-    const float xhat = (x.at[k] * row.scale - row.pivot) * row.rstd + row.shift;
-    y.at[k] = whole || col + k < cols ? xhat * scales.at[k] + shifts.at[k] : 0.0f;  // no column, and no maximum
+    if constexpr (about_mean) {
+      y.at[k] = ((x.at[k] - row.pivot) * row.rstd + row.shift) * scales.at[k] + shifts.at[k];
+    } else {
+      y.at[k] = x.at[k] * row.rstd * scales.at[k];
+    }
+    if (!whole && col + k >= cols) y.at[k] = 0.0f;  // nothing that could be a maximum
   }
   return y;
 }
 
 // A block to a row. It is held in registers, first as x, then as y. What they do not hold is read again.
-template <class T, class G, int vectors, bool whole>
+template <class T, class G, int vectors, bool whole, bool about_mean>
 __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2)
     normalize_quantized(QuantizedNorm<T, G> p) {
   __shared__ float2 scratch[lanes];
@@ -188,8 +199,17 @@ __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2
     Floats<T> held[vectors];
     load_sum_of_row<T, G, whole>(p, row, walk, held);
     const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
+    float scale = 1.0f;
+    const auto scaled = [&](Floats<T> values) {
+      for (int k = 0; k < vector_size<T>; ++k) values.at[k] *= scale;
+      return values;
+    };
+    const auto scale_down = [&](float factor) {
+      scale = factor;
+      for (int i = 0; i < vectors; ++i) held[i] = scaled(held[i]);
+    };
     const auto read_again = [&](int col) {
-      return vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{});
+      return scaled(vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{}));
     };
     const auto for_each_vector = [&](auto use) {
 #pragma unroll
@@ -198,11 +218,15 @@ __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2
       }
       for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
     };
-    const RowStatistics of_row = row_statistics<whole, T>(p.subtracts_mean, p.eps, walk.cols, scratch, for_each_vector);
+    const RowStatistics of_row =
+        row_statistics<about_mean, whole, T>(p.eps, walk.cols, scratch, for_each_vector, scale_down);
+    const auto normalized = [&](int col, const Floats<T>& values) {
+      return normalized_vector<about_mean, whole>(p, of_row, col, values);
+    };
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) held[i] = normalized_vector<whole>(p, of_row, walk.first + i * step, held[i]);
+    for (int i = 0; i < vectors; ++i) held[i] = normalized(walk.first + i * step, held[i]);
     quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
-                              [&](int col) { return normalized_vector<whole>(p, of_row, col, read_again(col)); });
+                              [&](int col) { return normalized(col, read_again(col)); });
   }
 }
 

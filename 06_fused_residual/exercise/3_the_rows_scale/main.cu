@@ -8,7 +8,8 @@ template <class T>
 void quantized(const worklog::QuantizedNorm<T>& p, cudaStream_t stream) {
   using namespace worklog;
   if (p.rows == 0) return;
-  launch(fused_residual::normalize_quantized<T, T, 4, false>,
+  launch(p.subtracts_mean ? fused_residual::normalize_quantized<T, T, 4, false, true>
+                          : fused_residual::normalize_quantized<T, T, 4, false, false>,
          {.grid = warp_shuffle::blocks_for(p.rows, 1),
           .block = fused_residual::threads_of_quantized(p, 4),
           .stream = stream},
