@@ -958,7 +958,17 @@ def toolkit_of(command: str) -> list[Path]:
     """The folders of a compiler, or of the CUDA Toolkit, that the sandbox does not show anyway."""
     compiler = Path(shutil.which(command) or command).absolute()
     folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
+    folders |= installed_in(compiler)
     return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
+
+
+def installed_in(compiler: Path) -> set[Path]:
+    """Where GCC's own parts lie: the command may be a script that calls a compiler somewhere else."""
+    if "g++" not in compiler.name and "gcc" not in compiler.name:
+        return set()
+    done = subprocess.run([compiler, "-print-search-dirs"], capture_output=True, text=True, timeout=10, check=False)
+    found = re.search(r"^install: (/.*)/lib\w*/gcc/", done.stdout, re.MULTILINE)
+    return {Path(found[1]).resolve()} if found else set()
 
 
 def times_in(document: Json) -> Times:
