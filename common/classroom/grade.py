@@ -410,10 +410,12 @@ class Grader:
         command = replaced(recipe.compile, str(unit), str(inputs / "main.cu"))
         command[1:1] = [f"-I{inputs}"]
         readable = toolkit_of(recipe.compile[0])
-        host = shutil.which("g++")  # which nvcc would look for in a PATH that the sandbox does not have
-        if "nvcc" in Path(command[0]).name and host and not any(word.startswith("-ccbin") for word in command):
-            command[1:1] = ["-ccbin", host]
-            readable = [*readable, *toolkit_of(host)]
+        if "nvcc" in Path(command[0]).name:
+            host = host_compiler_of(command) or shutil.which("g++")
+            if host is not None:
+                # nvcc would look for it in a PATH that the sandbox does not have.
+                command[1:1] = [] if host_compiler_of(command) else ["-ccbin", host]
+                readable = [*readable, *toolkit_of(host)]
         if "nvcc" not in Path(command[0]).name:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
             if guarded:  # g++ does not tell of what it writes itself in place of these
@@ -424,6 +426,9 @@ class Grader:
                 f"-ffile-prefix-map={inputs}=.", "-fmax-errors=3", "-fdiagnostics-color=never",
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
             ]
+        for option, path in zip(command, command[1:]):  # headers that are compiled already
+            if option == "-include" and Path(path).is_absolute():
+                readable = [*readable, Path(path).parent]
         # The stages are there to be included by later ones; no folder above them is.
         readable = [inputs, ROOT / "common", *sorted(ROOT.glob("[0-9][0-9]_*")), *readable]
         against, said = self.call_compiler(command, slot, inputs, readable, made, folder / "compiler.txt")
@@ -960,6 +965,16 @@ def toolkit_of(command: str) -> list[Path]:
     folders = {path.parents[1] for path in (compiler, compiler.resolve()) if len(path.parts) > 3}
     folders |= installed_in(compiler)
     return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
+
+
+def host_compiler_of(command: Sequence[str]) -> str | None:
+    """What nvcc is told to compile the host's code with: -ccbin=PATH or -ccbin PATH."""
+    for word, following in zip(command, [*command[1:], ""]):
+        if word.startswith(("-ccbin=", "--compiler-bindir=")):
+            return word.split("=", 1)[1]
+        if word in ("-ccbin", "--compiler-bindir"):
+            return following
+    return None
 
 
 def installed_in(compiler: Path) -> set[Path]:

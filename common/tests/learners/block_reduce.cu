@@ -15,7 +15,7 @@ __global__ void layernorm_cub(const float* x, const float* gamma, const float* b
   __syncthreads();
   part = 0.0f;
   for (int i = threadIdx.x; i < D; i += kThreads) part += (in[i] - mean) * (in[i] - mean);
-  total = Reduce(temp).Reduce(part, cub::Sum());
+  total = Reduce(temp).Sum(part);
   if (threadIdx.x == 0) rstd = rsqrtf(total / D + eps);
   __syncthreads();
   for (int i = threadIdx.x; i < D; i += kThreads)
