@@ -3,6 +3,7 @@
 
     python3 common/report/counting.py --programs build/cpu/bin            writes docs/data/counts.json
     python3 common/report/counting.py --programs build/cpu/bin --check    says whether it would be written differently
+    ... --check --sample                                                  the same, of 256x4096 in fp32 alone
 
 The counts are those of every stage and variant at the shapes that counters.py has measured, and they are the same on
 every machine. docs/counting.md shows them beside docs/counters/<gpu>.json (counting_tables.py). --check leaves out the
@@ -26,6 +27,7 @@ from programs import Program, programs_in, write_json
 from results import ROOT, Launch, Repository, ReportError, case_name, launch_of, read_json
 
 COUNTS = Path("docs/data/counts.json")
+SAMPLE = ("256x4096", "fp32")  # a quarter of the work, with every stage, variant and operation in it
 
 def kernels_of(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The launches of one counted run, each with its counts by flat names."""
@@ -85,7 +87,9 @@ def name_of(kernel: dict[str, Any]) -> str:
     return launch_of(kernel, {}, False).name
 
 
-def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[str, Any]:
+def collect(
+    programs: list[Program], repository: Repository, gpu: str, wanted: tuple[str, ...] = ("--shapes", ",".join(SMALL))
+) -> dict[str, Any]:
     """The counts of all stages at the shapes of counters.py, on as many multiprocessors as the GPU has.
 
     Where a kernel's grid follows from how many blocks a multiprocessor holds, which a CPU cannot know (it depends on
@@ -95,7 +99,7 @@ def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[s
     device = {"WORKLOG_SIMT_MULTIPROCESSORS": str(multiprocessors)}
     kernels, stages = [], []
     for program in programs:
-        own, built_from = count(program, ["--shapes", ",".join(SMALL)], device)
+        own, built_from = count(program, [*wanted], device)
         for index, kernel in enumerate(own):
             beside = measured.get(name_of(kernel), [])
             if len(beside) != 1 or beside[0].stale or beside[0].blocks == kernel["blocks"]:
@@ -114,6 +118,10 @@ def collect(programs: list[Program], repository: Repository, gpu: str) -> dict[s
     launches = [{"case": case, "launches": made} for case, made in found.items() if made]
     context = {"shapes": list(SMALL), "multiprocessors": str(multiprocessors)}
     return {"context": context, "stages": stages, "kernels": kernels, "launches": launches}
+
+
+def is_of_sample(kernel: dict[str, Any]) -> bool:
+    return (f"{kernel['rows']}x{kernel['cols']}", kernel["dtype"]) == SAMPLE
 
 
 def drift(committed: dict[str, Any], now: dict[str, Any], is_old: Callable[[dict[str, Any]], bool]) -> list[str]:
@@ -144,16 +152,26 @@ def main(arguments: list[str] | None = None) -> int:
         "--gpu", default="h200", help="whose number of multiprocessors and blocks is taken (default: h200)"
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--sample", action="store_true", help=f"with --check: count {' in '.join(SAMPLE)} alone")
     options = parser.parse_args(arguments)
+    if options.sample and not options.check:
+        parser.error("--sample needs --check: what is written is counted whole")
     repository = Repository(ROOT)
     path = ROOT / COUNTS
     try:
-        now = collect(programs_in(options.programs), repository, options.gpu)
+        programs = programs_in(options.programs)
+        if options.sample:
+            shape, dtype = SAMPLE
+            now = collect(programs, repository, options.gpu, ("--shapes", shape, "--dtype", dtype))
+        else:
+            now = collect(programs, repository, options.gpu)
         if not options.check:
             write_json(path, now)
             print(f"{len(now['kernels'])} launches of {len(now['stages'])} stages: {COUNTS}")
             return 0
         committed = read_json(path, ROOT)
+        if options.sample:
+            committed["kernels"] = [kernel for kernel in committed["kernels"] if is_of_sample(kernel)]
         found = drift(committed, now, repository.stale_cases(committed, options.gpu))
     except ReportError as error:
         print(f"counting.py: {error}", file=sys.stderr)

@@ -2605,6 +2605,17 @@ class Imports(unittest.TestCase):
         except CycleError as error:
             self.fail(" imports ".join(reversed(error.args[1])))
 
+    def test_no_module_defines_a_name_twice(self) -> None:
+        """The second would be what the callers of the first get."""
+        twice = []
+        for path in sorted((SOURCE / "common").rglob("*.py")):
+            names = [
+                node.name for node in ast.parse(path.read_bytes()).body
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            ]
+            twice += [f"{path.relative_to(SOURCE)}: {name}" for name in sorted(set(names)) if names.count(name) > 1]
+        self.assertEqual(twice, [])
+
     def test_what_all_share_imports_nothing_of_the_others(self) -> None:
         modules = {path.stem for path in REPORT.glob("*.py")}
         for name in ("text", "grid"):
