@@ -258,7 +258,7 @@ def largest_excess(
     return worst
 
 
-def right_calls(
+def calls_that_are_right(
     calls: dict[str, Callable[[], Any]], title: str, tolerated: float, unchecked: Sequence[str]
 ) -> dict[str, Callable[[], Any]]:
     """Those of `calls` that run, after two calls of each; what is off by more than `tolerated` tolerances of bf16 from

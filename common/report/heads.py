@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, ready, right_calls, take_turns, write_microseconds
+from compare import Gpu, calls_that_are_right, ready, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS = 1e-6
@@ -103,7 +103,7 @@ def main() -> int:
         for of_pass, calls in contenders(tokens, q_heads, k_heads, dim).items():
             gpu.ahead = gpu.AHEAD_OF_BACKWARD if of_pass == "backward" else gpu.AHEAD
             tolerated = 1 if of_pass == "forward" else 4
-            samples = take_turns(right_calls(calls, of_pass, tolerated, IN_PLACE), gpu.cold, ROUNDS)
+            samples = take_turns(calls_that_are_right(calls, of_pass, tolerated, IN_PLACE), gpu.cold, ROUNDS)
             for name, seconds in samples.items():
                 figures[f"{of_pass}_{tokens}x{q_heads}+{k_heads}x{dim}_{name}"] = round(
                     statistics.median(seconds) * 1e6, 3

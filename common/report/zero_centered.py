@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, ready, right_calls, take_turns, write_microseconds
+from compare import Gpu, calls_that_are_right, ready, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS = 1e-6
@@ -117,7 +117,7 @@ def main() -> int:
             gpu.ahead = gpu.AHEAD_OF_BACKWARD if operation == "backward" else gpu.AHEAD
             # The sum before the norm is rounded by some and not by others: then a few elements are a place apart.
             tolerated = 1 if operation == "forward" else 4
-            samples = take_turns(right_calls(calls, operation, tolerated, ("plain",)), gpu.cold, ROUNDS)
+            samples = take_turns(calls_that_are_right(calls, operation, tolerated, ("plain",)), gpu.cold, ROUNDS)
             for name, seconds in samples.items():
                 figures[f"{operation}_{rows}x{cols}_{name}"] = round(statistics.median(seconds) * 1e6, 3)
             megabytes = TENSORS[operation] * rows * cols * 2 / 1e6
