@@ -114,9 +114,14 @@ int rows_of_tiles(int cols) {
   return device_attribute(cudaDevAttrMultiProcessorCount) * 32768 / (4 * cols) + 101;
 }
 
-TEST_F(Backward, SameBitsOnTwentyRuns) {
+TEST_F(Backward, SameBitsOnEveryRun) {
   // Lanes, a small problem, a block, a cluster and few long rows; and rows that are no whole vectors, on few blocks and
   // on many, and in tiles.
+#ifdef WORKLOG_BACKEND_GPU
+  constexpr int runs = 20;
+#else
+  constexpr int runs = 6;  // blocks take turns in an order that seldom changes
+#endif
   for (const auto& [rows, cols] : {std::pair{1000, 32},
                                    {rows_of_tiles(50), 50},
                                    {rows_of_tiles(127), 127},
@@ -135,7 +140,7 @@ TEST_F(Backward, SameBitsOnTwentyRuns) {
     const std::vector<float> dx = pass.dx.download();
     const std::vector<float> dgamma = pass.dgamma.download();
     const std::vector<float> dbeta = pass.dbeta.download();
-    for (int run = 1; run < 20; ++run) {
+    for (int run = 1; run < runs; ++run) {
       pass.run();
       EXPECT_TRUE(same_bits(dx, pass.dx.download())) << rows << " x " << cols << ", run " << run;
       EXPECT_TRUE(same_bits(dgamma, pass.dgamma.download())) << rows << " x " << cols << ", run " << run;

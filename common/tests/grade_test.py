@@ -707,13 +707,13 @@ class Hostile(unittest.TestCase):
         return are_run if os.environ.get("WORKLOG_HOSTILE") == "all" else are_run[::every]
 
     def test_with_limits_alone(self) -> None:
-        self.grade(self.part(2), "--isolation", "limits")
+        self.grade(self.part(6), "--isolation", "limits")
 
     def test_as_an_ordinary_user(self) -> None:
-        self.grade(self.part(6), "--isolation", "bubblewrap", prefix=as_nobody(self))
+        self.grade(self.part(12), "--isolation", "bubblewrap", prefix=as_nobody(self))
 
     def test_as_an_ordinary_user_with_limits_alone(self) -> None:
-        self.grade(self.part(6), "--isolation", "limits", prefix=as_nobody(self))
+        self.grade(self.part(12), "--isolation", "limits", prefix=as_nobody(self))
 
 
 class Folders(unittest.TestCase):
