@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,8 @@ def run(
         stderr=subprocess.STDOUT, env=os.environ | settings, start_new_session=True, preexec_fn=limit,
     )
     running.add(process.pid)
+    if stopped.is_set():  # between the start and the line above
+        end_group(process.pid)
     timed_out = False
     try:
         output, _ = process.communicate(timeout=limits.wall_seconds)
@@ -100,10 +103,12 @@ def run(
 
 
 running: set[int] = set()  # process groups
+stopped = threading.Event()
 
 
 def stop_running() -> None:
-    """Ends all programs that other threads wait for."""
+    """Ends all programs that other threads wait for, and those that they are about to start."""
+    stopped.set()
     for group in tuple(running):
         end_group(group)
 
@@ -349,6 +354,7 @@ def refusals(exercise: Exercise, source: Path, toolchain: Toolchain) -> list[Pro
 @contextmanager
 def stopping_all() -> Iterator[None]:
     """Ctrl-C reaches this thread alone: the programs that the others wait for are ended, too."""
+    stopped.clear()
     try:
         yield
     except BaseException:

@@ -155,8 +155,14 @@ DeviceArguments arguments_without_tensors(const NamedCase& named, const DeviceMe
   return arguments;
 }
 
-std::vector<KernelLaunch> launches_of(const NamedCase& named) {
-  const DeviceMemory workspace(std::max<int64_t>(workspace_of(named.options), 1) * int64_t{sizeof(float)});
+// One workspace for all of the cases: its memory may be large, and the CPU layer fills what it gives.
+DeviceMemory workspace_for(const std::vector<ProblemOptions>& all) {
+  int64_t most = 1;
+  for (const ProblemOptions& options : all) most = std::max(most, workspace_of(options));
+  return DeviceMemory(most * int64_t{sizeof(float)});
+}
+
+std::vector<KernelLaunch> launches_of(const NamedCase& named, const DeviceMemory& workspace) {
   const DeviceArguments arguments = arguments_without_tensors(named, workspace);
   std::vector<KernelLaunch> launches;
   const LaunchRecorder recorder(launches, LaunchRecorder::Then::skip);
@@ -209,6 +215,9 @@ nlohmann::ordered_json json_of(const KernelLaunch& launch) {
 
 int tell_plan(const Program& program, const Request& request, const std::vector<Case>& cases) {
   fmt::print("{}: which kernels are launched, by the rules for them; none runs\n", program.stage());
+  std::vector<ProblemOptions> all;
+  for (const Case& each : cases) all.push_back(each.options);
+  const DeviceMemory workspace = workspace_for(all);
   for (const Case& each : cases) {
     for (const Runner& runner : each.runners) {
       const ProblemOptions& o = each.options;
@@ -223,7 +232,7 @@ int tell_plan(const Program& program, const Request& request, const std::vector<
                                .implementation = runner.implementation,
                                .options = o,
                                .misalign = request.misalign};
-      for (const KernelLaunch& launch : launches_of(named)) {
+      for (const KernelLaunch& launch : launches_of(named, workspace)) {
         const LaunchShape& shape = launch.shape;
         fmt::print("    {}\n      {} blocks of {} threads", readable_name(symbol_of(launch)), extent(shape.grid),
                    extent(shape.block));
@@ -245,10 +254,13 @@ int tell_launches(const Program& program, const std::string& file) {
   for (std::string line; std::getline(lines, line);) {
     if (!line.empty()) cases.push_back(case_named(program, line));
   }
+  std::vector<ProblemOptions> options;
+  for (const NamedCase& named : cases) options.push_back(named.options);
+  const DeviceMemory workspace = workspace_for(options);
   Json all = Json::array();
   for (const NamedCase& named : cases) {
     Json launches = Json::array();
-    for (const KernelLaunch& launch : launches_of(named)) {
+    for (const KernelLaunch& launch : launches_of(named, workspace)) {
       launches.push_back(json_of(launch));
       launches.back()["symbol"] = symbol_of(launch);
     }

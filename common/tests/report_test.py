@@ -2643,11 +2643,11 @@ class Committed(unittest.TestCase):
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
     def test_charts(self) -> None:
-        for arguments, drawn in ((["--check", "--force"], ""), (["--check"], "0 drawn to compare, ")):
-            command = [str(PLOTTER), REPORT / "charts.py", *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn(drawn, done.stdout)
+        # That all of them come back as they are is shown by the test after this one, which draws them.
+        command = [str(PLOTTER), REPORT / "charts.py", "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("0 drawn to compare, ", done.stdout)
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
     def test_all_that_is_generated_comes_back_byte_for_byte(self) -> None:

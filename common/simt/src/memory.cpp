@@ -30,7 +30,8 @@ namespace simt::detail {
 namespace {
 
 constexpr size_t page = 4096;
-constexpr size_t alignment = 256;  // what cudaMalloc promises
+constexpr size_t worth_huge_pages = size_t{4} << 20;  // bytes; a huge page has 2 MiB
+constexpr size_t alignment = 256;                     // what cudaMalloc promises
 constexpr size_t pitch_alignment = 512;
 constexpr unsigned char fresh = 0xff, surroundings = 0xfd;
 constexpr size_t most_freed_kept = 256;
@@ -86,6 +87,7 @@ cudaError_t allocate(void** pointer, size_t bytes, bool on_host) {
     munmap(mapping, mapped);
     return remember_error(cudaErrorMemoryAllocation);
   }
+  if (pages >= worth_huge_pages) madvise(allocation.first_page(), pages, MADV_HUGEPAGE);  // fewer page faults
   allocation.data = allocation.last_page() - aligned;  // as near to the page behind it as the alignment lets it
   char* const data_end = allocation.data + bytes;
   std::memset(allocation.first_page(), surroundings, static_cast<size_t>(allocation.data - allocation.first_page()));
