@@ -2642,14 +2642,6 @@ class Committed(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     @unittest.skipUnless(PLOTTER, NO_PLOTTER)
-    def test_charts(self) -> None:
-        # That all of them come back as they are is shown by the test after this one, which draws them.
-        command = [str(PLOTTER), REPORT / "charts.py", "--check"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("0 drawn to compare, ", done.stdout)
-
-    @unittest.skipUnless(PLOTTER, NO_PLOTTER)
     def test_all_that_is_generated_comes_back_byte_for_byte(self) -> None:
         listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "-z"], capture_output=True, text=True, check=False)
         if listed.returncode != 0:
