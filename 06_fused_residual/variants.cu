@@ -129,8 +129,11 @@ Program program() {
            qk_norm<half, float>, qk_norm<bf16, bf16>, qk_norm<bf16, float>)
       .overwrites("q", "q_out")
       .overwrites("k", "k_out");
-  program.add("quantized", "y in eight bits, with its scales", quantized<float, float>, quantized<half, half>,
-              quantized<half, float>, quantized<bf16, bf16>, quantized<bf16, float>);
+  program.add("two_reductions", "y in eight bits: the statistics, then the largest |y|", two_reductions<float, float>,
+              two_reductions<half, half>, two_reductions<half, float>, two_reductions<bf16, bf16>,
+              two_reductions<bf16, float>);
+  program.add("quantized", "y in eight bits: both in one reduction, and loads ahead", quantized<float, float>,
+              quantized<half, half>, quantized<half, float>, quantized<bf16, bf16>, quantized<bf16, float>);
   return program;
 }
 

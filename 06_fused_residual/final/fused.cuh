@@ -23,6 +23,9 @@ void qk_norm(const QkNormForward<T, G>& p, cudaStream_t stream);
 // y in eight bits, with its scales. h may be x or residual. `unrounded` is not used.
 template <class T, class G>
 void quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream);
+// The same by the lesson's kernel alone, for comparison: the largest |y| takes a reduction of its own.
+template <class T, class G>
+void two_reductions(const QuantizedNorm<T, G>& p, cudaStream_t stream);
 // [/snippet]
 
 // [snippet: zero_centered]

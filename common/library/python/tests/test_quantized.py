@@ -116,6 +116,42 @@ def test_rows_of_zeros_and_of_nan() -> None:
 
 
 @on_numpy
+@pytest.mark.parametrize("scaling", ["row", "block"])
+@pytest.mark.parametrize("name", ["rms_norm_quantized", "add_rms_norm_quantized"])
+def test_rows_whose_products_are_no_use(name: str, scaling: str) -> None:
+    """RMSNorm takes the largest |y| from x gamma. Rows where that overflows or loses digits take another way, with the
+    same result; and what the others are must not change a row."""
+    x, residual, gamma, _ = arguments(name, (5000, 256))
+    kinds = [1, 1e-30, 1e30, 1e-12] if scaling == "row" else [1, 1e-20, 1e30, 1e-12]
+    x *= np.array(kinds, np.float32)[np.arange(5000) % 4, None]
+    residual = None if residual is None else residual * np.float32(0)
+    if scaling == "block":  # products that overflow in one, and are small in the other
+        gamma[:128] *= np.float32(1e10)
+        gamma[128:] *= np.float32(1e-14)
+    x[0, 128:] = 0
+    y, *_, scales = call(name, x, residual, gamma, None, scaling=scaling)
+    want, _ = norm(name, x, residual, gamma, None)
+    for rows in (slice(0, 1), slice(1, 5000)):
+        filled = want[rows, :128] if scaling == "block" and rows.stop == 1 else want[rows]
+        of_filled = scales[rows, :1] if scaling == "block" and rows.stop == 1 else scales[rows]
+        expect(name, "e4m3", scaling, y[rows, : filled.shape[-1]], of_filled, filled)
+    for i in range(8):
+        alone = call(name, x[i : i + 1], None if residual is None else residual[i : i + 1], gamma, None, scaling=scaling)
+        np.testing.assert_array_equal(alone[0][0], y[i])
+        np.testing.assert_array_equal(alone[-1][0], scales[i])
+
+
+@on_numpy
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_gamma_that_is_no_number(value: float) -> None:
+    x, _, gamma, _ = arguments("rms_norm_quantized", (5, 256))
+    gamma[7] = value
+    y, scales = nw.rms_norm_quantized(x, gamma, eps=EPS, scaling="block")
+    assert not np.isfinite(scales[:, 0]).any() and np.isfinite(scales[:, 1]).all()
+    assert np.all(y[:, 7] == 0x7F) and not np.any(y[:, 128:] & 0x7F == 0x7F)
+
+
+@on_numpy
 def test_what_is_refused() -> None:
     x = np.ones((2, 8), np.float32)
     with pytest.raises(ValueError, match="format is 'e5m2'; it must be 'e4m3' or 'int8'"):
