@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_on
 
 // [snippet: launch_final_quantized]
 template <bool adds, class T, class G>
-void normalize_in_one_reduction(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
+void launch_in_one_reduction(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   constexpr int columns = vectors_of_one_reduction * vector_size<T>;  // of a thread
   const int threads = static_cast<int>((p.cols + columns * lanes - 1) / (columns * lanes) * lanes);
   const auto kernel = normalize_in_one_reduction<T, G, adds>;
@@ -265,8 +265,8 @@ void launch_final_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   constexpr int64_t most_columns = int64_t{vectors_of_one_reduction} * vector_size<T> * most_threads_of_one_reduction;
   const bool is_held = has_whole_rows(p) && p.cols <= most_columns;
   if (p.rows == 0 || p.subtracts_mean || !is_held) return launch_quantized(p, stream);
-  if (p.residual) return normalize_in_one_reduction<true>(p, stream);
-  normalize_in_one_reduction<false>(p, stream);
+  if (p.residual) return launch_in_one_reduction<true>(p, stream);
+  launch_in_one_reduction<false>(p, stream);
 }
 // [/snippet]
 

@@ -136,7 +136,8 @@ def test_rows_whose_products_are_no_use(name: str, scaling: str) -> None:
         of_filled = scales[rows, :1] if scaling == "block" and rows.stop == 1 else scales[rows]
         expect(name, "e4m3", scaling, y[rows, : filled.shape[-1]], of_filled, filled)
     for i in range(8):
-        alone = call(name, x[i : i + 1], None if residual is None else residual[i : i + 1], gamma, None, scaling=scaling)
+        of_row = None if residual is None else residual[i : i + 1]
+        alone = call(name, x[i : i + 1], of_row, gamma, None, scaling=scaling)
         np.testing.assert_array_equal(alone[0][0], y[i])
         np.testing.assert_array_equal(alone[-1][0], scales[i])
 
