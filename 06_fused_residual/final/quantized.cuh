@@ -110,7 +110,6 @@ struct Products {
 // y is so far past the format's range, a small one may.
 inline constexpr float smallest_product = 0x1p-96f, most_past_the_range = 0x1p12f;
 
-// [snippet: multiply]
 // Of the thread's columns: x gamma, the sum of squares of x, and the largest product. Where that of 128 columns is too
 // small, the row's becomes infinite.
 template <class T, class G>
@@ -143,10 +142,8 @@ __device__ inline SumAndMax multiply(const QuantizedNorm<T, G>& p, const Vectors
   for (int v = 0; v < vectors_of_one_reduction; ++v) of_thread.max = max(of_thread.max, products.largest[v]);
   return of_thread;
 }
-// [/snippet]
 
-// In a few instructions. 1 / cols, computed once, would take a register; and what is put off to memory for want of one
-// comes back only behind the loads of the next row.
+// In a few instructions. 1 / cols, computed once, would take a register, and there is none to spare.
 __device__ inline float mean(float sum, int cols) {
   return __fdividef(sum, static_cast<float>(cols));
 }
@@ -230,8 +227,8 @@ __device__ void normalize_as_in_lesson(QuantizedNorm<T, G> p, int64_t row, float
 }
 
 // [snippet: normalize_in_one_reduction]
-// Rows that are put aside are done a little later, and not where they come up: the loop over the others is so short of
-// registers that it would be slower for code that it hardly ever runs.
+// Rows that are put aside are done a little later, and not where they come up: the loop over the others has no register
+// to spare for code that it hardly ever runs.
 template <class T, class G, bool adds>
 __global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_one_reduction(QuantizedNorm<T, G> p) {
   __shared__ SumAndMax scratch[2][lanes];
@@ -250,7 +247,6 @@ __global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_on
 }
 // [/snippet]
 
-// [snippet: launch_final_quantized]
 template <bool adds, class T, class G>
 void launch_in_one_reduction(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   constexpr int columns = vectors_of_one_reduction * vector_size<T>;  // of a thread
@@ -268,6 +264,5 @@ void launch_final_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
   if (p.residual) return launch_in_one_reduction<true>(p, stream);
   launch_in_one_reduction<false>(p, stream);
 }
-// [/snippet]
 
 }  // namespace worklog::fused_residual

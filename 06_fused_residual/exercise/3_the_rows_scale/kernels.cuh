@@ -51,6 +51,16 @@ struct VectorsOfRow {
   int first, step, cols;
 };
 
+// Stores the scale of the 128 columns that `col` is among, and returns what to multiply them by.
+template <class T, class G>
+__device__ inline float store_scale_of_block(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
+                                             int col, unsigned largest) {
+  const float scale = scale_for(largest, p.format);
+  const bool is_first = col < walk.cols && col % columns_of_block == 0;
+  if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = scale;
+  return __fdividef(1.0f, scale);  // in a few instructions: there is one for each vector
+}
+
 // Scales and stores a row of y. The thread holds its first vectors, and beyond(col) computes the others again. Past the
 // row's end there are zeros. All lanes of a warp must reach the same vectors together: the maximum takes shuffles.
 template <class T, class G, bool whole, int vectors, class Beyond>
@@ -78,10 +88,8 @@ __device__ void quantize_row(const QuantizedNorm<T, G>& p, int64_t row, const Ve
   for_each_vector([&](int col, const Floats<T>& y) {
     if (p.scaling == Scaling::block) {
       // 128 columns are 16 lanes' vectors of 16 bits, or all 32 lanes' floats.
-      const float of_block = scale_for(warp_max<columns_of_block / size>(largest_magnitude<T>(y)), p.format);
-      const bool is_first = col < walk.cols && col % columns_of_block == 0;
-      if (is_first) p.scales[row * p.scales_stride + col / columns_of_block] = of_block;
-      factor = __fdividef(1.0f, of_block);  // in a few instructions: there is one for each vector
+      const unsigned of_block = warp_max<columns_of_block / size>(largest_magnitude<T>(y));
+      factor = store_scale_of_block(p, row, walk, col, of_block);
     }
     if (col < walk.cols) store_bytes<whole, T>(p.y + row * p.y_stride, col, walk.cols, y, factor, p.format);
   });
@@ -187,46 +195,52 @@ __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowSt
   return y;
 }
 
-// A block to a row. It is held in registers, first as x, then as y. What they do not hold is read again.
+// The row is held in registers, first as x, then as y. What they do not hold is read again.
+template <class T, class G, int vectors, bool whole, bool about_mean>
+__device__ void normalize_row_quantized(const QuantizedNorm<T, G>& p, int64_t row, float2* scratch) {
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
+  const int beyond = walk.first + vectors * step;
+  Floats<T> held[vectors];
+  load_sum_of_row<T, G, whole>(p, row, walk, held);
+  const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
+  float scale = 1.0f;
+  const auto scaled = [&](Floats<T> values) {
+    for (int k = 0; k < vector_size<T>; ++k) values.at[k] *= scale;
+    return values;
+  };
+  const auto scale_down = [&](float factor) {
+    scale = factor;
+    for (int i = 0; i < vectors; ++i) held[i] = scaled(held[i]);
+  };
+  const auto read_again = [&](int col) {
+    return scaled(vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{}));
+  };
+  const auto for_each_vector = [&](auto use) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (walk.first + i * step < walk.cols) use(walk.first + i * step, held[i]);
+    }
+    for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
+  };
+  const RowStatistics of_row =
+      row_statistics<about_mean, whole, T>(p.eps, walk.cols, scratch, for_each_vector, scale_down);
+  const auto normalized = [&](int col, const Floats<T>& values) {
+    return normalized_vector<about_mean, whole>(p, of_row, col, values);
+  };
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) held[i] = normalized(walk.first + i * step, held[i]);
+  quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
+                            [&](int col) { return normalized(col, read_again(col)); });
+}
+
+// A block to a row.
 template <class T, class G, int vectors, bool whole, bool about_mean>
 __global__ void __launch_bounds__(most_threads_of_quantized, vectors > 4 ? 1 : 2)
     normalize_quantized(QuantizedNorm<T, G> p) {
   __shared__ float2 scratch[lanes];
-  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
-  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>, step, static_cast<int>(p.cols)};
-  const int beyond = walk.first + vectors * step;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    Floats<T> held[vectors];
-    load_sum_of_row<T, G, whole>(p, row, walk, held);
-    const T* const x = p.residual ? p.h + row * p.h_stride : p.x + row * p.x_stride;
-    float scale = 1.0f;
-    const auto scaled = [&](Floats<T> values) {
-      for (int k = 0; k < vector_size<T>; ++k) values.at[k] *= scale;
-      return values;
-    };
-    const auto scale_down = [&](float factor) {
-      scale = factor;
-      for (int i = 0; i < vectors; ++i) held[i] = scaled(held[i]);
-    };
-    const auto read_again = [&](int col) {
-      return scaled(vectorized::unpack<T>(col < walk.cols ? vectorized::load<whole>(x, col, walk.cols) : uint4{}));
-    };
-    const auto for_each_vector = [&](auto use) {
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        if (walk.first + i * step < walk.cols) use(walk.first + i * step, held[i]);
-      }
-      for (int col = beyond; col < walk.cols; col += step) use(col, read_again(col));
-    };
-    const RowStatistics of_row =
-        row_statistics<about_mean, whole, T>(p.eps, walk.cols, scratch, for_each_vector, scale_down);
-    const auto normalized = [&](int col, const Floats<T>& values) {
-      return normalized_vector<about_mean, whole>(p, of_row, col, values);
-    };
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) held[i] = normalized(walk.first + i * step, held[i]);
-    quantize_row<T, G, whole>(p, row, walk, held, reinterpret_cast<unsigned*>(scratch),
-                              [&](int col) { return normalized(col, read_again(col)); });
+    normalize_row_quantized<T, G, vectors, whole, about_mean>(p, row, scratch);
   }
 }
 
