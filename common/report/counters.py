@@ -4,7 +4,11 @@
     python3 common/report/counters.py --programs build/gpu/bin --output docs/counters
 
 writes docs/counters/<gpu>.json: what each kernel moved, asked for and waited for, at the shapes below.
-docs/profiling.md says which counter answers which question. Nsight Compute runs each kernel several times, with a
+docs/profiling.md says which counter answers which question. Of other shapes and flags than these, a call such as
+
+    python3 common/report/counters.py --stage 06_fused_residual --flags "--shapes 8192x4096 --variant quantized"
+
+prints them, and writes nothing. Nsight Compute runs each kernel several times, with a
 flushed cache and serialized launches: its counts are those of the kernel as it stands, its times are not the ones that
 results/ hold.
 
@@ -18,6 +22,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -224,6 +229,9 @@ def main(arguments: list[str] | None = None) -> int:
         default=[],
         help="only this stage, added to what is there (may be given more than once)",
     )
+    parser.add_argument(
+        "--flags", help="print the counters of one call of each program with these flags, and write nothing"
+    )
     options = parser.parse_args(arguments)
     try:
         programs = programs_in(options.programs, options.stage)
@@ -237,6 +245,11 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"this GPU has no {metric}; it is left out")
         asked_version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=False)
         version = asked_version.stdout.strip().splitlines()
+        if options.flags is not None:
+            for program in programs:
+                entries = profile(Run(program, tuple(shlex.split(options.flags))), ncu, asked)[1]
+                print(json.dumps(entries, indent=1))
+            return 0
         shared = (
             "gpu", "gpu_short", "compute_capability", "multiprocessors", "l2_bytes", "driver", "cuda_runtime",
             "compiler", "flags", "date",

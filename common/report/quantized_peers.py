@@ -57,6 +57,12 @@ def given(x: Any, gamma: Any, scale: Any) -> tuple[Any, Any]:
     return y.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
 
 
+def converted(x: Any) -> Any:
+    import torch
+
+    return x.to(torch.float8_e4m3fn)
+
+
 def add_vllm(calls: dict[str, dict[str, Call]], x: Any, gamma: Any, scale: Any) -> None:
     import torch
     from vllm import _custom_ops  # noqa: F401  registers torch.ops._C
@@ -98,7 +104,7 @@ def contenders(rows: int, cols: int) -> tuple[dict[str, dict[str, Call]], Any]:
     x = torch.randn(rows, cols, generator=generator, device="cuda", dtype=torch.bfloat16)
     gamma = (1 + torch.randn(cols, generator=generator, device="cuda") * 0.1).bfloat16()
     scale = torch.full((1,), 0.02, device="cuda")
-    compiled = {f: torch.compile(f, dynamic=False) for f in (by_row, by_block, given)}
+    compiled = {f: torch.compile(f, dynamic=False) for f in (by_row, by_block, given, converted)}
     y = torch.empty_like(x)
     calls: dict[str, dict[str, Call]] = {
         "row": {
@@ -113,8 +119,12 @@ def contenders(rows: int, cols: int) -> tuple[dict[str, dict[str, Call]], Any]:
             "ours": lambda: (nw.rms_norm_quantized(x, gamma, EPS, scale=scale)[0], scale),
             "eager": lambda: given(x, gamma, scale), "compiled": lambda: compiled[given](x, gamma, scale),
         },
-        # No rival: the norm with y in bf16, and a copy of x, which moves 4 bytes for an element.
-        "copy": {"norm": lambda: (nw.rms_norm(x, gamma, EPS),), "copy": lambda: (y.copy_(x),)},
+        # No rivals: the norm with y in bf16; a copy of x, which moves 4 bytes for an element; and what moves the same 3
+        # bytes and does nothing else, x converted to eight bits.
+        "copy": {
+            "norm": lambda: (nw.rms_norm(x, gamma, EPS),), "copy": lambda: (y.copy_(x),),
+            "conversion": lambda: (compiled[converted](x),), "conversion_eager": lambda: (converted(x),),
+        },
     }
     for add in (add_vllm, add_flashinfer):
         try:

@@ -111,6 +111,10 @@ class Sweep:
     covers: str
     flags: tuple[str, ...]
 
+    @property
+    def is_past_32_bits(self) -> bool:
+        return self.name.startswith(PAST_32_BITS)
+
 
 def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -180,6 +184,13 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     one = ("--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal")
     covers = f"1048592 rows of 4097 elements, 4.3 billion: {variant} alone, {operation} in {dtype}"
     yield Sweep(PAST_32_BITS, covers, ("--shapes", "1048592x4097", *one))
+    if "rmsnorm_quantized" in program.operations:  # its rows of whole vectors have a kernel of their own
+        yield Sweep(
+            f"{PAST_32_BITS}, eight bits",
+            f"1048592 rows of 4096 elements, 4.3 billion: rmsnorm_quantized in {dtype}",
+            ("--shapes", "1048592x4096", "--dtype", dtype, "--variant", "quantized", "--operation", "rmsnorm_quantized",
+             "--input", "normal"),
+        )
 
 
 def sweeps_of_rules(program: Program) -> Iterator[Sweep]:
@@ -339,7 +350,7 @@ def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dic
         print(f"[{len(found)}/{len(tasks)}] {program.stage}, {sweep.name}: {checked.says}", flush=True)
 
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        together = [(task, pool.submit(check, *task)) for task in tasks if task[1].name != PAST_32_BITS]
+        together = [(task, pool.submit(check, *task)) for task in tasks if not task[1].is_past_32_bits]
         try:
             for task, future in together:
                 tell(*task, future.result())
@@ -347,7 +358,7 @@ def check_stages(programs: list[Program], only: set[str], jobs: int) -> list[dic
             pool.shutdown(cancel_futures=True)
             raise
     for task in tasks:  # these take much of the device's and of the host's memory, and so go alone
-        if task[1].name == PAST_32_BITS:
+        if task[1].is_past_32_bits:
             tell(*task, check(*task))
     stages = []
     for program in programs:

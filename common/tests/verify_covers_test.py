@@ -32,7 +32,7 @@ LEFT_OUT = re.compile(
     # blocks, and few partial rows.
     r"|^worklog::backward::sum_partials<float, 32, 8>$")
 # Sweeps that get to no kernel of their own; and the largest, for which a plan asks for the memory.
-ALIKE = ("inputs", "large mean", "empty", verify.PAST_32_BITS)
+ALIKE = ("inputs", "large mean", "empty")
 LAUNCHED = re.compile(r"^    (worklog::\S.*)$", re.MULTILINE)
 
 
@@ -58,7 +58,8 @@ def launched_by(program: Program) -> set[str]:
         return set(LAUNCHED.findall(done.stdout))
 
     with ThreadPoolExecutor(2) as pool:
-        return set().union(*pool.map(launched, (s for s in verify.sweeps_of(program) if s.name not in ALIKE)))
+        sweeps = [s for s in verify.sweeps_of(program) if s.name not in ALIKE and not s.is_past_32_bits]
+        return set().union(*pool.map(launched, sweeps))
 
 
 def without_arguments(function: str) -> str:
