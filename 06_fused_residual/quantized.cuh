@@ -141,9 +141,9 @@ __device__ void load_sum_of_row(const QuantizedNorm<T, G>& p, int64_t row, const
 }
 // [/snippet]
 
-// xhat = (x - pivot) * rstd + shift, or x * rstd where there is no mean.
+// xhat = ((x - pivot) - rest) * rstd, or x * rstd where there is no mean.
 struct RowStatistics {
-  float pivot, rstd, shift;
+  float pivot, rest, rstd;
 };
 
 // As `held` has them (05_welford/held.cuh), where they are explained. scale_down(factor) multiplies all x by it, from
@@ -170,7 +170,7 @@ __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, Fo
         }
       });
       sums = welford::block_sums(sums, scratch);
-      rest = sums.x * share;
+      rest = sums.x / static_cast<float>(cols);  // exact of equal values: nothing is left of them, however large
     } else {
       for_each_vector([&](int, const Floats<T>& x) {
         for (int k = 0; k < vector_size<T>; ++k) sums.y += x.at[k] * x.at[k];
@@ -184,7 +184,7 @@ __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, Fo
   }
   if (variance < 0.0f) variance = 0.0f;
   const float rstd = rsqrtf(variance + eps * scale);
-  return {pivot, rstd, -rest * rstd};
+  return {pivot, rest, rstd};
 }
 
 // [snippet: normalized]
@@ -201,7 +201,7 @@ __device__ Floats<T> normalized_vector(const QuantizedNorm<T, G>& p, const RowSt
 #pragma unroll
   for (int k = 0; k < vector_size<T>; ++k) {
     if constexpr (about_mean) {
-      y.at[k] = ((x.at[k] - row.pivot) * row.rstd + row.shift) * scales.at[k] + shifts.at[k];
+      y.at[k] = ((x.at[k] - row.pivot) - row.rest) * row.rstd * scales.at[k] + shifts.at[k];
     } else {
       y.at[k] = x.at[k] * row.rstd * scales.at[k];
     }
