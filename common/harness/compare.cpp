@@ -213,11 +213,23 @@ bool is_compared(const HostTensor& tensor, const ComparisonOptions& options) {
                                                                  tensor.spec.name) != options.only.end());
 }
 
-// y was rounded to the operation's type before it was quantized, and so was the largest that a scale is made of.
-void allow_rounding(const ProblemOptions& options, const HostTensor& tensor, Expected& expected) {
-  if (tensor.spec.extent != Extent::scales && tensor.spec.precision != Precision::byte) return;
-  const double relative = std::ldexp(tensor.spec.precision == Precision::byte ? 2.0 : 1.0, -digits_of(options.dtype));
-  for (size_t i = 0; i < expected.want.size(); ++i) expected.slack[i] += relative * std::fabs(expected.want[i]);
+// y was rounded to the operation's type before it was quantized, and so was the largest that a scale is made of. What
+// is smaller than the type's normal numbers is rounded by as much as these.
+void allow_rounding(const ProblemOptions& options, const HostTensor& tensor, const std::vector<double>& scale_of,
+                    Expected& expected) {
+  const bool is_byte = tensor.spec.precision == Precision::byte;
+  if (tensor.spec.extent != Extent::scales && !is_byte) return;
+  const double relative = std::ldexp(1.0, -digits_of(options.dtype));
+  const double absolute = ulp_at(options.dtype, 0.0) / 2;
+  const double largest = largest_of(options.format == ByteFormat::e4m3 ? Dtype::e4m3 : Dtype::int8);
+  for (size_t i = 0; i < expected.want.size(); ++i) {
+    const double magnitude = std::fabs(expected.want[i]);
+    if (is_byte) {
+      expected.slack[i] += 2 * relative * magnitude + absolute / scale_of[i] * (1 + magnitude / largest);
+    } else {
+      expected.slack[i] += relative * magnitude + absolute / largest;
+    }
+  }
 }
 
 // The matrix and per-row outputs, a row at a time.
@@ -252,7 +264,9 @@ void examine_rows(const Reference& reference, const std::vector<HostTensor>& res
         Expected& expected = row_reference.outputs[outputs[k]];
         const HostTensor& tensor = reference.tensor(outputs[k]);
         if (expected.want.empty()) continue;  // a row of k, and a tensor of q, or the other way round
-        if (options.rounded_first) allow_rounding(reference.options(), tensor, expected);
+        if (options.rounded_first) {
+          allow_rounding(reference.options(), tensor, row_reference.scale_of, expected);
+        }
         got.resize(expected.want.size());
         if (tensor.spec.extent != Extent::per_row) {
           const int64_t own_row = row - tensor.first_row;

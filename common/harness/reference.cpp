@@ -454,6 +454,7 @@ void Reference::quantize(Row& out) const {
   const int64_t length = options_.scaling == Scaling::block ? columns_of_block : cols_;
   const Indices& at = parts_.front().at;  // there is no k
   Expected& y = out.outputs[at.y];
+  out.scale_of.resize(cols_);
   for (int64_t first = 0; first < cols_; first += length) {
     const int64_t last = std::min(cols_, first + length);
     double scale = 0, relative_slack = 0;
@@ -476,6 +477,7 @@ void Reference::quantize(Row& out) const {
       out.outputs[at.scales].slack[first / length] = slack;
     }
     for (int64_t j = first; j < last; ++j) {
+      out.scale_of[j] = scale;
       y.want[j] /= scale;
       y.slack[j] = (y.slack[j] + 0x1p-149) / scale + std::fabs(y.want[j]) * (relative_slack + 3 * u);
     }

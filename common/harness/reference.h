@@ -86,6 +86,7 @@ class Reference {
     // By tensor: cols values of a matrix output, the row's scales, one value of a per-row output; none of what has no
     // such row. y in eight bits is y / scale here, not yet rounded.
     std::vector<Expected> outputs;
+    std::vector<double> scale_of;   // of y in eight bits: by column, what y is divided by
     std::vector<double> x, dy, dh;  // what the norm takes (x, or h), and the gradients, as far as there are any
     Moments moments;                // of a row operation's row: as computed in the forward, as given in the backward
   };
