@@ -116,6 +116,17 @@ def test_rows_of_zeros_and_of_nan() -> None:
 
 
 @on_numpy
+@pytest.mark.parametrize("value", [3.3, 1e9, 1e30, 0.51 * 2.0**127, -0.99 * 2.0**127])
+def test_equal_values_leave_nothing(value: float) -> None:
+    """However large they are, and however their sum is rounded: y is 0, or beta."""
+    for cols in (41, 1000, 3000, 4097, 12289, 50257):
+        x = np.full((2, cols), value, np.float32)
+        assert np.all(nw.layer_norm_quantized(x)[0] & 0x7F == 0)
+        y, scales = nw.layer_norm_quantized(x, None, np.full(cols, 7, np.float32))
+        assert np.all(y == 0x7E) and np.all(scales == np.float32(7) * np.float32(1 / 448))
+
+
+@on_numpy
 @pytest.mark.parametrize("scaling", ["row", "block"])
 @pytest.mark.parametrize("name", ["rms_norm_quantized", "add_rms_norm_quantized"])
 def test_rows_whose_products_are_no_use(name: str, scaling: str) -> None:
