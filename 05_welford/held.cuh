@@ -1,5 +1,6 @@
-// The kernel that the lesson ends with. The row is held in registers, its mean in two floats. It is right on every input
-// of the harness, and beyond: on all but rows of equal values of 10^25 and more, whose y may be enormous instead of 0.
+// The kernel that the lesson ends with. The row is held in registers, its mean in two floats. It is right on every
+// input of the harness, and beyond: on all but rows of equal values of 10^25 and more, whose y may be enormous instead
+// of 0.
 #pragma once
 
 #include <cstdint>
