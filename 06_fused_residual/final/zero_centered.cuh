@@ -44,8 +44,8 @@ inline constexpr welford::Rule rules[] = {
     {rms_of_sum, bits16,       1,      64,    0, lanes(given, 2, 32)},
     {rms_of_x,   bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: 1024 x 1024"},
     {rms_of_sum, bits16,      65,    1024, 1024, block(given, 2, 512, 1, few_blocks), "about zero: sum of 1024 x 1024"},
-    {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3)},  // measured at 2048 to 8192 columns
-    {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4)},  // measured at 2048 to 8192 columns
+    {rms_of_x,   bits16,      33,    2048,    0, block(given, 4, 512, 3), "about zero: 262144 x 1024"},
+    {rms_of_sum, bits16,      65,    1024,    0, block(given, 4, 256, 4), "about zero: sum of 262144 x 1024"},
     {layer_of_x, any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: LayerNorm"},
     {rms_of_x,   fp32 | mixed, 1,    2048,    0, block(asked, 4, 512, 1), "about zero: 1024 columns of fp32"},
     {of_sum,     any_types,    1,    2048,    0, block(asked, 4, 512, 1), "about zero: sum, 1024 columns of fp32"},
