@@ -1,6 +1,5 @@
 // The kernel that the lesson ends with. The row is held in registers, its mean in two floats. It is right on every
-// input of the harness, and beyond: on all but rows of equal values of 10^25 and more, whose y may be enormous instead
-// of 0.
+// input of the harness, but not on rows of equal, very large values (docs/numerics.md).
 #pragma once
 
 #include <cstdint>

@@ -214,7 +214,7 @@ bool is_compared(const HostTensor& tensor, const ComparisonOptions& options) {
 }
 
 // y was rounded to the operation's type before it was quantized, and so was the largest that a scale is made of. What
-// is smaller than the type's normal numbers is rounded by as much as these.
+// is smaller than the type's normal numbers is rounded by as much as the smallest of them.
 void allow_rounding(const ProblemOptions& options, const HostTensor& tensor, const std::vector<double>& scale_of,
                     Expected& expected) {
   const bool is_byte = tensor.spec.precision == Precision::byte;
@@ -264,9 +264,7 @@ void examine_rows(const Reference& reference, const std::vector<HostTensor>& res
         Expected& expected = row_reference.outputs[outputs[k]];
         const HostTensor& tensor = reference.tensor(outputs[k]);
         if (expected.want.empty()) continue;  // a row of k, and a tensor of q, or the other way round
-        if (options.rounded_first) {
-          allow_rounding(reference.options(), tensor, row_reference.scale_of, expected);
-        }
+        if (options.rounded_first) allow_rounding(reference.options(), tensor, row_reference.scale_of, expected);
         got.resize(expected.want.size());
         if (tensor.spec.extent != Extent::per_row) {
           const int64_t own_row = row - tensor.first_row;
