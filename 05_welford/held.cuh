@@ -1,5 +1,5 @@
 // The kernel that the lesson ends with. The row is held in registers, its mean in two floats. It is right on every
-// input of the harness, but not on rows of equal, very large values (docs/numerics.md).
+// input of the harness.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
   using T = typename Norm::Element;
   __shared__ float2 scratch[lanes];
   const int cols = static_cast<int>(norm.p.cols);
-  const float share = 1.0f / static_cast<float>(cols);  // of an element in a mean
+  const auto n = static_cast<float>(cols);
   const int step = static_cast<int>(blockDim.x) * vector_size<T>;
   for (int64_t row = blockIdx.x; row < norm.p.rows; row += gridDim.x) {
     const int first =
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
         for_each_vector([&](int, const Floats<T>& x) {  // beyond the row's ends there are zeros
           for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
         });
-        pivot = block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
+        pivot = block_sum(sum, reinterpret_cast<float*>(scratch)) / n;
       }
       float2 sums = {0.0f, 0.0f};
       for_each_vector([&](int col, const Floats<T>& x) {
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
         }
       });
       sums = block_sums(sums, scratch);
-      if (Norm::has_mean) rest = sums.x * share;
-      variance = sums.y * share - rest * rest;
+      if (Norm::has_mean) rest = sums.x / n;
+      variance = sums.y / n - rest * rest;
       if (isfinite(variance) || scale < 1.0f) break;
       scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
     }
@@ -143,9 +143,8 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
     // [/snippet]
 
     // [snippet: held_store]
-    const float shift = -rest * rstd;
     for_each_vector([&](int col, Floats<T> x) {
-      for (int k = 0; k < vector_size<T>; ++k) x.at[k] = (x.at[k] * scale - pivot) * rstd + shift;
+      for (int k = 0; k < vector_size<T>; ++k) x.at[k] = (x.at[k] * scale - pivot - rest) * rstd;
       norm.template store<whole>(row, col, x);
     });
     vectorized::write_statistics(norm.p, row, (pivot + rest) / scale,

@@ -35,18 +35,17 @@ __device__ inline void normalize_elements_of_row(const Steps& steps, int64_t row
 
   const Count whole = count_of(static_cast<float>(steps.p.cols));
   const Count held = part_of(whole);
-  const auto moments = [&](float scale) {
-    const auto for_each = [&](auto f) {
+  const auto for_each = [&](auto f) {
 #pragma unroll
-      for (int k = 0; k < elements; ++k) {
-        const float one[1] = {x[k]};
-        if (k * step < left) f(one);
-      }
-    };
-    return moments_of<typename Steps::Element, Steps::about, width>(for_each, held, scale);
+    for (int k = 0; k < elements; ++k) {
+      const float one[1] = {x[k]};
+      if (k * step < left) f(one);
+    }
   };
-  team.put(moments(1.0f));
-  const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
+  using T = typename Steps::Element;
+  team.put(moments_of<T, Steps::about, width, Rest::rounded>(for_each, held, 1.0f));
+  const Statistics statistics = statistics_of<T, Steps::about>(
+      team, whole, steps.p.eps, [&](float scale) { return moments_of<T, Steps::about, width>(for_each, held, scale); });
 
 #pragma unroll
   for (int k = 0; k < elements; ++k) {

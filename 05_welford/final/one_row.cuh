@@ -71,7 +71,8 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
       return moments_in_one_round<T, Steps::about, width>(share, place, held);
     } else {
       constexpr bool short_sums = in_short_sums<T, vectors, (width < lanes)>;
-      return moments_of<T, Steps::about, width, short_sums>([&](auto f) { share.for_each(place, f); }, held, 1.0f);
+      return moments_of<T, Steps::about, width, Rest::rounded, short_sums>([&](auto f) { share.for_each(place, f); },
+                                                                           held, 1.0f);
     }
   };
   const SplitMoments first = first_moments();
@@ -81,7 +82,7 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
     const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
     return moments_of<T, Steps::about, width>(for_each, held, scale);
   };
-  const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
+  const Statistics statistics = statistics_of<T, Steps::about>(team, whole, steps.p.eps, again);
 
   T* y = steps.p.y + row * steps.p.y_stride;
   if constexpr (fit != Fit::any || sizeof(T) == 2) y = found_once(y);  // elsewhere there are no registers for it

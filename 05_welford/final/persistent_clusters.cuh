@@ -104,7 +104,7 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
       const auto for_each = [&](auto f) { place.template for_each<vectors>(steps.row(row), f); };
       return moments_of<T, Steps::about, lanes>(for_each, held, scale);
     };
-    const Statistics statistics = statistics_of(team, whole, steps.p.eps, again);
+    const Statistics statistics = statistics_of<T, Steps::about>(team, whole, steps.p.eps, again);
     team.put(next);
 
     T* y = steps.p.y + row * steps.p.y_stride;

@@ -16,6 +16,15 @@ struct SplitMoments {
   float count, pivot, rest, m2;
 };
 
+// With the mean itself as the pivot, as near as a float can be. Nothing is lost: the rest is what the rounding of
+// pivot + rest takes away [Knuth, TwoSum].
+__device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
+  const float pivot = moments.pivot + moments.rest;
+  const float added = pivot - moments.pivot;
+  const float rest = (moments.pivot - (pivot - added)) + (moments.rest - added);
+  return {moments.count, pivot, rest, moments.m2};
+}
+
 // Deviations are taken from the mean, for a variance; or from zero, for a mean square (stage 06).
 enum class About { mean, zero };
 
@@ -40,9 +49,12 @@ __device__ inline Count count_of(float count) {
   return {count, count > 0.0f ? __fdividef(1.0f, count) : 0.0f};
 }
 
+// Whether the rest is to be exact, too, where it is a float. Only rows of equal values need that (statistics.cuh).
+enum class Rest { rounded, exact };
+
 // The moments of the values x * scale that `width` lanes hold together, in two small exact passes. for_each(f) calls
 // f(values) for those of this thread, an array of a few at a time: a vector's, whose sum is one of the short ones.
-template <class T, About about, int width, bool short_sums = false, class ForEach>
+template <class T, About about, int width, Rest how = Rest::exact, bool short_sums = false, class ForEach>
 __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float scale) {
   RunningSum sum, squares;
   if constexpr (about == About::zero) {
@@ -65,19 +77,10 @@ __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float sc
   const float m2 = warp_sum<width>(squares.all<short_sums>());
   if constexpr (!splits_mean<T>) return {held.count, pivot, 0.0f, m2};
   const float all_left = warp_sum<width>(left.all<short_sums>());
-  const float rest = all_left * held.inverse;
-  return {held.count, pivot, rest, m2 - all_left * rest};  // rest is tiny against the deviation: nothing cancels here
-}
-// [/snippet]
-
-// [snippet: mean_as_pivot]
-// With the mean itself as the pivot, as near as a float can be. Nothing is lost: the rest is what the rounding of
-// pivot + rest takes away [Knuth, TwoSum].
-__device__ inline SplitMoments with_mean_as_pivot(const SplitMoments& moments) {
-  const float pivot = moments.pivot + moments.rest;
-  const float added = pivot - moments.pivot;
-  const float rest = (moments.pivot - (pivot - added)) + (moments.rest - added);
-  return {moments.count, pivot, rest, moments.m2};
+  const float rest = how == Rest::exact ? held.mean_of(all_left) : all_left * held.inverse;
+  // The rest is tiny against the deviation, so nothing cancels here.
+  const SplitMoments moments = {held.count, pivot, rest, m2 - all_left * rest};
+  return how == Rest::exact ? with_mean_as_pivot(moments) : moments;
 }
 // [/snippet]
 

@@ -1,5 +1,5 @@
-// From a team's moments to the mean and 1 / sqrt(variance + eps) of a row. Rows whose squares overflow are found
-// afterwards and done again with a small scale, so no other row pays for them.
+// From a team's moments to the mean and 1 / sqrt(variance + eps) of a row. Rows whose squares overflow, and rows of
+// equal values, are found afterwards and done again with more care, so no other row pays for them.
 #pragma once
 
 #include "05_welford/final/split_moments.cuh"
@@ -25,18 +25,30 @@ __device__ inline float rstd_of(float variance, float eps, float scale) {
   return variance == 0.0f ? rsqrtf(eps) * (1.0f / small_scale) : rsqrtf(variance);
 }
 
-// From the parts that have been put. again(scale) finds this warp's part anew, of x * scale. `whole` counts the values
-// of the row. Lanes whose row has not overflowed keep what they have: it must not depend on a neighbour's row.
-template <class Team, class Again>
+// Whether the deviation is less than the spacing of floats near the mean: then the values are equal, or nearly so, and
+// what is left of them depends on the last digits of the rest.
+template <class T, About about>
+__device__ inline bool are_equal(const SplitMoments& moments, Count whole) {
+  if (about == About::zero || !splits_mean<T>) return false;
+  const float spacing = moments.pivot * 0x1p-23f;
+  return moments.m2 * whole.inverse < spacing * spacing;
+}
+
+// From the parts that have been put. again(scale) finds this warp's part anew, of x * scale, with an exact rest.
+// `whole` counts the values of the row. Lanes whose row is an ordinary one keep what they have: it must not depend on a
+// neighbour's row.
+template <class T, About about, class Team, class Again>
 __device__ inline Statistics statistics_of(Team& team, Count whole, float eps, Again again) {
   SplitMoments moments = team.merge();
   float scale = 1.0f;
   const bool overflowed = !isfinite(moments.m2);  // or the row holds a NaN, which will be found again
-  if (team.any(overflowed)) {
-    if (overflowed) scale = small_scale;
+  const bool is_extreme = overflowed || are_equal<T, about>(moments, whole);
+  if (team.any(is_extreme)) {
+    const bool is_large = overflowed || fabsf(moments.pivot) > 0x1p60f;  // what rounding leaves is squared, too
+    if (is_extreme && is_large) scale = small_scale;
     team.put(again(scale));
     const SplitMoments anew = team.merge();
-    if (overflowed || !Team::rows_share_warps) moments = anew;
+    if (is_extreme || !Team::rows_share_warps) moments = anew;
   }
   const float m2 = moments.m2 < 0.0f ? 0.0f : moments.m2;  // rounding may leave a little less than nothing
   return {scale, moments.pivot, moments.rest, rstd_of(m2 * whole.inverse, eps, scale)};

@@ -32,11 +32,11 @@ __device__ inline void normalize_in_tile(const Steps& steps, int64_t row, typena
   using T = typename Steps::Element;
   LaneShare<each, width> x;
   x.load(cells, place);
-  const auto moments = [&](float scale) {
-    return moments_of<T, Steps::about, width>([&](auto f) { x.for_each(place, f); }, whole, scale);
-  };
-  LaneTeam<width> team = {moments(1.0f)};
-  const Statistics statistics = statistics_of(team, whole, steps.p.eps, moments);
+  const auto for_each = [&](auto f) { x.for_each(place, f); };
+  LaneTeam<width> team = {moments_of<T, Steps::about, width, Rest::rounded>(for_each, whole, 1.0f)};
+  const Statistics statistics = statistics_of<T, Steps::about>(team, whole, steps.p.eps, [&](float scale) {
+    return moments_of<T, Steps::about, width>(for_each, whole, scale);
+  });
 
 #pragma unroll
   for (int k = 0; k < place.units; ++k) {

@@ -191,6 +191,7 @@ __device__ inline int normalize_usual_rows(const QuantizedNorm<T, G>& p, const V
   LoadedVectors<adds> next = load_vectors<adds>(p, row, walk);
   Weights<T, G> gamma = load_gamma(p, walk);
   if (threadIdx.x == 0) given = p.scaling == Scaling::tensor ? 1.0f / *p.scale : 1.0f;
+  let_next_kernel_start();
   int turn = 0, put_aside = 0;
   for (; row < p.rows && put_aside < most_unusual_rows; row += gridDim.x) {
     LoadedVectors<adds> loaded = next;
@@ -237,6 +238,7 @@ __global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_on
   __shared__ float given;  // what a given scale makes of y: here it takes no register
   const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>,
                              static_cast<int>(blockDim.x) * vector_size<T>, static_cast<int>(p.cols)};
+  wait_for_previous_kernel();
   for (int64_t row = blockIdx.x; row < p.rows;) {
     const int put_aside = normalize_usual_rows<adds>(p, walk, given, scratch, row, unusual);
     if (put_aside == 0) return;
@@ -253,7 +255,9 @@ void launch_in_one_reduction(const QuantizedNorm<T, G>& p, cudaStream_t stream) 
   const int threads = static_cast<int>((p.cols + columns * lanes - 1) / (columns * lanes) * lanes);
   const auto kernel = normalize_in_one_reduction<T, G, adds>;
   const int64_t blocks = adds ? p.rows : std::min(p.rows, blocks_at_once(kernel, threads, 0));
-  launch(kernel, {.grid = blocks_for(blocks, 1), .block = static_cast<unsigned>(threads), .stream = stream}, p);
+  launch(kernel,
+         {.grid = blocks_for(blocks, 1), .block = static_cast<unsigned>(threads), .overlap = true, .stream = stream},
+         p);
 }
 
 template <class T, class G>

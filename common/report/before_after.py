@@ -181,7 +181,7 @@ class Call:
                 (True, True): _library._ADD_LAYERNORM, (False, True): _library._ADD_RMSNORM,
             }[centered, fused]
             fields = [x, *residual, *weights, *written, *statistics_, rows, cols, *[cols] * (4 if fused else 2), EPS]
-            fields += [0] if centered else [0, 0]
+            fields += [0, 0.0] if centered else [0, 0, 0.0]  # batch_invariant and gamma_offset are the last
             return f"nw_{case.operation}", layout.pack(layout.size, dtype, parameter, *fields)
         dy, dh = self._tensor(rows, cols), self._tensor(rows, cols) if fused else 0
         mean, rstd = self._tensor(rows, kind=f32), self._tensor(rows, kind=f32)
@@ -192,7 +192,7 @@ class Call:
         layout = _library._LAYERNORM_GRAD if centered else _library._RMSNORM_GRAD
         moments = [mean, rstd] if centered else [rstd]
         tensors = [dy, x, dh, gamma, *moments, dx, *sums]
-        sizes = [rows, cols, cols, cols, cols, cols, 0]
+        sizes = [rows, cols, cols, cols, cols, cols, 0, 0.0]
         operation = _library._LAYERNORM_BACKWARD + (not centered)
         empty = layout.pack(layout.size, dtype, parameter, *tensors, 0, 0, *sizes)
         workspace = self._workspace(builds, operation, empty)
@@ -254,7 +254,7 @@ class Build:
     def bound(self, call: Call) -> Callable[[], None]:
         function, args, stream = self.loaded.operation(call.name), call.bytes, call.stream
         if self.batch_invariant:
-            args = args[:-8] + struct.pack("@q", 1)  # the last field
+            args = args[:-16] + struct.pack("@q", 1) + args[-8:]  # the last field but one
 
         def launch() -> None:
             if status := function(args, stream):

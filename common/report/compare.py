@@ -291,15 +291,16 @@ def write_microseconds(path: Path, figures: dict[str, float]) -> None:
 
 # --- Running ----------------------------------------------------------------------------------------------------------
 def measure(
-    cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu, sets: int = 1, modes: Sequence[str] = MODES
+    cell: Cell, names: Sequence[str], rounds: int, gpu: Gpu, sets: int = 1, modes: Sequence[str] = MODES,
+    in_step: bool = False,
 ) -> dict[str, Any]:
     """The cell's checks, timings, first calls and absences. What ends the cell early is an absence of everyone, beside
-    what was measured till then. With more than one set of tensors, a contender's cold calls take them in turn."""
+    what was measured till then. With more than one set of tensors, cold calls take them in turn (`in_step`: right_calls)."""
     import torch
 
     document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": [], "first_calls": []}
     try:
-        right = right_calls(cell, names, gpu, document, sets)
+        right = right_calls(cell, names, gpu, document, sets, in_step)
         time_calls(cell, right, rounds, gpu, document, sets, [mode for mode in cell.modes if mode in modes])
     except torch.cuda.OutOfMemoryError:
         document["absent"].append({"variant": EVERYONE, "cell": cell.name, "reason": NO_ROOM})
@@ -322,8 +323,9 @@ Calls = dict[str, Callable[[], Any]]
 @dataclass(frozen=True)
 class Right:
     """By contender, of those whose results are right: what is timed, on one set of tensors and on all sets in turn; and
-    a whole step."""
+    a whole step. `turns` counts the calls on sets in turn, of all contenders together, or of each by itself."""
 
+    turns: Iterator[int] | None = field(default_factory=itertools.count)
     calls: Calls = field(default_factory=dict)
     in_turn: Calls = field(default_factory=dict)
     steps: Calls = field(default_factory=dict)
@@ -333,12 +335,23 @@ class Right:
         return {"cold": self.in_turn, "python": self.steps}.get(mode, self.calls)
 
 
-def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """A call that is the next of these each time."""
+def in_turn(calls: Sequence[Callable[[], Any]], turns: Iterator[int] | None = None) -> Callable[[], Any]:
+    """A call that is another of these each time. With `turns` that all contenders share, it is on another set of
+    tensors than the call before it, whoever's that was: a contender may have asked the cache to keep what it read."""
     if len(calls) == 1:
         return calls[0]
-    order = itertools.cycle(calls)
-    return lambda: next(order)()
+    numbers = itertools.count() if turns is None else turns
+    return lambda: calls[next(numbers) % len(calls)]()
+
+
+SETS = 4  # of tensors, for the scripts that time a few large cases: the cache is read through before a set comes again
+
+
+def on_sets(sets: Sequence[Calls]) -> Calls:
+    """Of the contenders that are in each of these, calls that take one set after the other, as in_turn() does."""
+    turns = itertools.count()
+    in_all = [name for name in sets[0] if all(name in calls for calls in sets)]
+    return {name: in_turn([calls[name] for calls in sets], turns) for name in in_all}
 
 
 def sets_to_rotate(cell: Cell, l2_bytes: int) -> int:
@@ -347,17 +360,17 @@ def sets_to_rotate(cell: Cell, l2_bytes: int) -> int:
 
 
 def right_calls(
-    cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any], sets: int = 1
+    cell: Cell, names: Sequence[str], gpu: Gpu, document: dict[str, Any], sets: int = 1, in_step: bool = False
 ) -> Right:
     """What of the contenders is timed. Those whose results are wrong are named in `document`, and what the first call
-    of each took."""
+    of each took. `in_step`: in each round all contenders have the same set of tensors."""
     from contenders import prepare
 
     problems = [problem_of(cell, gpu.device, number) for number in range(sets)]
     problem = problems[0]
     gpu.ahead = gpu.AHEAD_OF_BACKWARD if problem.gradients else gpu.AHEAD
     wanted, slack, statistics_wanted = reference(problem), slack_of_sum(problem), running_statistics(problem)
-    right = Right()
+    right = Right(turns=None) if in_step else Right()
     for name in names:
         own = problem.with_own_statistics()
         made = first_calls(cell, name, own, gpu, document)
@@ -373,7 +386,8 @@ def right_calls(
         document["checks"].append({"variant": name, "cell": cell.name, "verdict": verdict, "largest_error": largest})
         if verdict == "passed":
             others = [prepare(name, other.with_own_statistics())[0] for other in problems[1:]]
-            right.calls[name], right.in_turn[name], right.steps[name] = call, in_turn([call, *others]), step
+            right.calls[name], right.steps[name] = call, step
+            right.in_turn[name] = in_turn([call, *others], right.turns)
     return right
 
 
@@ -424,7 +438,7 @@ def time_calls(
     source = [torch.empty(max(1, cell.bytes // 2), dtype=torch.uint8, device=gpu.device) for _ in range(sets)]
     target = [torch.empty_like(part) for part in source]
     copies = [functools.partial(to.copy_, part) for to, part in zip(target, source)]
-    right.calls[COPY], right.in_turn[COPY], right.steps[COPY] = copies[0], in_turn(copies), copies[0]
+    right.calls[COPY], right.in_turn[COPY], right.steps[COPY] = copies[0], in_turn(copies, right.turns), copies[0]
     for mode in modes:
         timed = right.of(mode)
         if mode == "graph":

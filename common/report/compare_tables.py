@@ -166,32 +166,28 @@ def rivals_lines(document: dict[str, Any], found: Sequence[Verdict], runs: Runs)
 
 
 def rotation(place: Place) -> Table:
-    """Cold times with one set of tensors and with several in turn (common/report/rotation.py)."""
+    """Cold times with one set of tensors and with several, in two ways (common/report/rotation.py)."""
     name = f"rotation_{place.gpu}"
     if not place.repository.has_data(name):
         return Table(f"*Tensors were not rotated on {place.gpu} yet.*", False)
     data = place.repository.data(name)
     stale = place.repository.data_is_stale(name)
-    ways: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # case: contender: one set, and several
+    cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # case: contender: way: microseconds
     for key, figure in data["figures"].items():
         contender, operation, dtype, shape, way = key.split("/")
         case_of = f"`{operation}`", f"{dtype}, {shape.replace('x', ' x ')}"
-        ways.setdefault(case_of, {}).setdefault(contender, {})[way] = figure["value"]
-    names = list(dict.fromkeys(name for by_contender in ways.values() for name in by_contender))
+        cases.setdefault(case_of, {}).setdefault(contender, {})[way] = figure["value"]
+    names = list(dict.fromkeys(name for by_contender in cases.values() for name in by_contender))
     lines = []
-    for case_of, found in ways.items():
-        differences = [
-            f"{found[name]['several'] / found[name]['one'] - 1:+.1%}".replace("%", " %") if name in found else MISSING
-            for name in names
-        ]
-        ours = found[OURS]
-        times = f"{significant(ours['one'])} and {significant(ours['several'])}"
-        lines.append([dagger(case_of[0], stale), case_of[1], times, *differences])
-    head = ["operation", "case", "ours, µs: one set and several", *map(label, names)]
+    for (operation, of_shape), found in cases.items():
+        for way, words in (("one", "one"), ("in_step", "several, in step"), ("several", "several")):
+            times = [significant(found[name][way]) if way in found.get(name, {}) else MISSING for name in names]
+            lines.append([dagger(operation, stale), of_shape, words, *times])
+    head = ["operation", "case", "sets of tensors", *(f"{label(name)}, µs" for name in names)]
     source = ResultFile(place.repository.root / "docs/data" / f"{name}.json",
                         {key: str(value) for key, value in data["context"].items()}, (), ())
-    notes = [f"Cold; how much longer with several. {data['context']['title']}", *source_note(place, [source])]
-    return Table(markdown_table(head, lines, 2) + caption(notes, stale), stale)
+    notes = [f"Cold. {data['context']['title']}", *source_note(place, [source])]
+    return Table(markdown_table(head, lines, 3) + caption(notes, stale), stale)
 
 
 def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:

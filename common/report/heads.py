@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import Gpu, calls_that_are_right, ready, take_turns, write_microseconds
+from compare import SETS, Gpu, calls_that_are_right, on_sets, ready, take_turns, write_microseconds
 from results import ROOT, ReportError
 
 EPS = 1e-6
@@ -26,14 +26,14 @@ ROUNDS = 25
 IN_PLACE = ("ours_inplace", "compiled_inplace")  # what they give is not compared: each call normalizes it again
 
 
-def contenders(tokens: int, q_heads: int, k_heads: int, dim: int) -> dict[str, dict[str, Callable[[], Any]]]:
+def contenders(tokens: int, q_heads: int, k_heads: int, dim: int, seed: int) -> dict[str, dict[str, Callable[[], Any]]]:
     """Of each pass the calls, and under "exact" the outputs in float64."""
     import normworklog as nw
     import torch
     import torch._functorch.config
     from torch.nn.functional import rms_norm
 
-    generator = torch.Generator("cuda").manual_seed(1)
+    generator = torch.Generator("cuda").manual_seed(seed)
 
     def random(*shape: int) -> Any:
         return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
@@ -100,10 +100,12 @@ def main() -> int:
     gpu = Gpu()
     figures: dict[str, float] = {}
     for tokens, q_heads, k_heads, dim in SHAPES:
-        for of_pass, calls in contenders(tokens, q_heads, k_heads, dim).items():
+        sets = [contenders(tokens, q_heads, k_heads, dim, 1 + number) for number in range(SETS)]
+        for of_pass in sets[0]:
             gpu.ahead = gpu.AHEAD_OF_BACKWARD if of_pass == "backward" else gpu.AHEAD
             tolerated = 1 if of_pass == "forward" else 4
-            samples = take_turns(calls_that_are_right(calls, of_pass, tolerated, IN_PLACE), gpu.cold, ROUNDS)
+            calls = on_sets([calls_that_are_right(each[of_pass], of_pass, tolerated, IN_PLACE) for each in sets])
+            samples = take_turns(calls, gpu.cold, ROUNDS)
             for name, seconds in samples.items():
                 figures[f"{of_pass}_{tokens}x{q_heads}+{k_heads}x{dim}_{name}"] = round(
                     statistics.median(seconds) * 1e6, 3

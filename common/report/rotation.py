@@ -4,9 +4,10 @@
     python3 common/report/rotation.py --output docs/data/rotation_h200.json
 
 `./worklog compare` flushes the cache before each cold call by writing zeros. Some kernels ask the cache to keep what
-they read (evict_last), and such lines could outlive the flush. So each contender is timed twice in a cell: on one set
-of tensors, as in the comparison, and on several sets in turn, of which each has its turn again when four times the
-cache has been read and written. Needs PyTorch with CUDA and a GPU build of the library.
+they read (evict_last), and such lines could outlive the flush. So the contenders are timed in three ways in a cell: on
+one set of tensors; on several sets, in each round all on the same one (`in_step`); and on several, each call on another
+set than the call before it (`several`), as the comparison does. A set has its turn again when four times the cache has
+been read and written. Needs PyTorch with CUDA and a GPU build of the library.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from programs import write_json
 from results import ReportError
 
 CELLS = (
+    Cell("rmsnorm_forward", "bf16", 4096, 2048),
+    Cell("layernorm_forward", "bf16", 4096, 2048),
     Cell("rmsnorm_forward", "bf16", 16384, 4096),
     Cell("rmsnorm_forward", "bf16", 4096, 8192),
     Cell("layernorm_forward", "bf16", 8192, 5120),
@@ -32,15 +35,17 @@ CELLS = (
 )
 NAMES = ("ours", "torch", "torch.compile", "liger", "quack", "cudnn")
 ROUNDS = 40
-TITLE = "One set of tensors, and several in turn; the cache flushed before each call, in one process"
+WAYS = ("one", "in_step", "several")
+TITLE = "One set of tensors, and several in turn in two ways; the cache flushed before each call, in one process"
 
 
 def figures_of(cell: Cell, gpu: Any) -> dict[str, dict[str, Any]]:
-    """Both ways of each contender, in microseconds."""
+    """All ways of each contender, in microseconds."""
     several = compare.sets_to_rotate(cell, gpu.l2_bytes)
     figures: dict[str, dict[str, Any]] = {}
-    for way, sets in (("one", 1), ("several", several)):
-        measured = compare.measure(cell, NAMES, ROUNDS, gpu, sets, ("cold",))
+    for way in WAYS:
+        sets = 1 if way == "one" else several
+        measured = compare.measure(cell, NAMES, ROUNDS, gpu, sets, ("cold",), way == "in_step")
         for entry in measured["absent"]:
             print(f"{entry['variant']} is not there: {entry['reason']}")
         for entry in measured["benchmarks"]:
@@ -48,9 +53,10 @@ def figures_of(cell: Cell, gpu: Any) -> dict[str, dict[str, Any]]:
             if name != COPY:
                 figures[f"{name}/{cell.name}/{way}"] = {
                     "value": entry["median_seconds"] * 1e6, "unit": "us", "spread": entry["spread"],
-                    "meaning": f"{name}, {cell.name}, cold, {sets} sets of tensors",
+                    "meaning": f"{name}, {cell.name}, cold, sets of tensors: {sets}" + " in step" * (way == "in_step"),
                 }
-    return {key: figure for key, figure in figures.items() if f"{key.rpartition('/')[0]}/several" in figures}
+    timed = {name for name in figures if all(f"{name.rpartition('/')[0]}/{way}" in figures for way in WAYS)}
+    return {key: figure for key, figure in figures.items() if key in timed}
 
 
 def main() -> int:
