@@ -64,13 +64,6 @@ __device__ inline void copy_vector(uint4* to, const void* from, [[maybe_unused]]
 inline Eviction eviction_of(int64_t bytes_read, int times) {
   return bytes_read > times * int64_t{device_attribute(cudaDevAttrL2CacheSize)} ? Eviction::last : Eviction::normal;
 }
-
-// The same of a kernel that reads each byte once. Where the cache has room for as many bytes again, for what is
-// written, nothing has to leave; there `normal` only takes time, and `first` takes none.
-inline Eviction eviction_of_one_reading(int64_t bytes_read, int times) {
-  const bool all_fits = 2 * bytes_read <= int64_t{device_attribute(cudaDevAttrL2CacheSize)};
-  return all_fits ? Eviction::first : eviction_of(bytes_read, times);
-}
 // [/snippet]
 
 }  // namespace worklog::welford

@@ -61,7 +61,7 @@ void for_each_grid(Steps steps, OfAGrid of_a_grid) {
   const int64_t rows = steps.p.rows;
   const int64_t largest_grid = int64_t{1} << 27;  // rows; a grid has at most 2^31 - 1 blocks, 8 of them to a row
   const int64_t bytes_read = rows * steps.p.cols * int64_t{sizeof(typename Steps::Element)} * Steps::reads;
-  steps.eviction = eviction_of_one_reading(bytes_read, 2);
+  steps.eviction = eviction_of(bytes_read, 2);
   for (int64_t done = 0; done < rows; done += largest_grid) {
     steps.p.rows = rows - done < largest_grid ? rows - done : largest_grid;
     of_a_grid(steps);

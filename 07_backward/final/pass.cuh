@@ -22,7 +22,7 @@ using warp_shuffle::all_lanes;
 using welford::advice_of;
 using welford::copy_vector;
 using welford::Eviction;
-using welford::eviction_of_one_reading;
+using welford::eviction_of;
 using welford::ParameterVector;
 using welford::unpack;
 

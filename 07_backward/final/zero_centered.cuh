@@ -100,8 +100,7 @@ struct ZeroCenteredVectors {
 template <class T, class W, bool adds_dh>
 bool launch_by_zero_centered_rules(const LayerNormBackward<T, W>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const Pass<T, W, false, adds_dh> pass = {p, eviction_of_one_reading(bytes_read, 4),
-                                           1.0f / static_cast<float>(p.cols)};
+  const Pass<T, W, false, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
   return launch_by_rules<ZeroCenteredVectors>(pass, stream);
 }
 

@@ -295,7 +295,8 @@ def measure(
     in_step: bool = False,
 ) -> dict[str, Any]:
     """The cell's checks, timings, first calls and absences. What ends the cell early is an absence of everyone, beside
-    what was measured till then. With more than one set of tensors, cold calls take them in turn (`in_step`: right_calls)."""
+    what was measured till then. With more than one set of tensors, cold calls take them in turn; `in_step`: as for
+    right_calls."""
     import torch
 
     document: dict[str, Any] = {"benchmarks": [], "checks": [], "absent": [], "first_calls": []}
@@ -774,7 +775,8 @@ def compare(options: argparse.Namespace) -> int:
         return [name for name in names if cell in tuned or name not in contenders.TUNED]
 
     context = context_of(names, library) | {
-        "calls": "C++" if native else "Python", "grid": kind, "tensors": "one set" if options.one_set else "rotated",
+        "calls": "C++" if native else "Python", "grid": kind,
+        "tensors": "one set" if options.one_set else "another set with each call",
     }
     output = options.output or ROOT / "docs" / "compare" / f"{context['gpu_short']}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None

@@ -35,7 +35,8 @@ std::vector<Shape> shapes() {
 template <class T>
 std::vector<float> values() {
   if (dtype_of<T> == Dtype::fp16) return {3.3f, -60000.0f};
-  return {3.3f, 1.37e7f, -1.0e10f, 1.7e15f, 1.3e25f, -1.0e30f, 0x1.05p126f, -0x1.fap126f, 3.0e38f};
+  if (dtype_of<T> == Dtype::bf16) return {3.3f, -1.0e10f, 1.3e25f, 3.0e38f};
+  return {3.3f, 1.37e7f, -1.0e10f, 1.3e25f, -1.0e30f, 0x1.05p126f, 3.0e38f};
 }
 
 template <class T>
@@ -159,12 +160,11 @@ TEST(EqualValuesBeside, OtherRows) {
   }
 }
 
-// The lesson's kernel, as far as its registers hold the row. Beyond, a thread adds up so many values one after the
-// other that the sums of what the mean is off by are rounded, too.
+// The lesson's kernel. Of a million columns a thread adds up so many values that what the mean is off by is rounded,
+// too.
 TYPED_TEST(EqualValues, OfHeld) {
   using T = TypeParam;
   for (const Shape& shape : shapes()) {
-    if (shape.cols > 16384) continue;
     for (const float value : values<T>()) {
       this->expect_nothing_left(shape, value, [&](T* x, T* gamma, T* beta, T* y, float* mean, float* rstd) {
         welford::held(LayerNormForward<T, T>{x, gamma, beta, y, mean, rstd, shape.rows, shape.cols, shape.cols,
