@@ -62,6 +62,11 @@ __global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps step
     s.scale = small_scale;
     s.pivot = sum_over_row(value, [&](float v) { return v * s.scale; }) / steps.p.cols;
   }
+  if constexpr (Steps::about == About::mean) {
+    const SplitMoments mean = with_mean_as_pivot({0.0f, s.pivot, s.rest, 0.0f});
+    s.pivot = mean.pivot;
+    s.rest = mean.rest;
+  }
   for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) store_element(steps, row, col, value(col), s);
   if (threadIdx.x == 0) steps.write_statistics(row, s);
 }
