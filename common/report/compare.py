@@ -425,6 +425,7 @@ def first_calls(
         if name == OURS:
             raise
         document["absent"].append({"variant": name, "cell": cell.name, "reason": why(error)})
+        gpu.usable()  # a launch that CUDA refused stays its last error until somebody asks: here, and not the next one
         return None
     document["first_calls"].append({"variant": name, "cell": cell.name, "seconds": seconds})
     return call, step, outputs
@@ -449,6 +450,7 @@ def time_calls(
                     timed[name] = gpu.captured(call)
                 except Exception as error:  # noqa: BLE001
                     gpu.synchronize()
+                    gpu.usable()  # as above
                     document["absent"].append({"variant": name, "cell": f"{cell.name}/graph", "reason": why(error)})
         samples = take_turns(timed, getattr(gpu, mode), max(3, rounds // 3) if mode == "python" else rounds)
         figures = {name: summary(values) for name, values in samples.items()}

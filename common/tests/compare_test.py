@@ -876,6 +876,38 @@ def contenders_or_skip() -> Any:
     return contenders
 
 
+class RefusedLaunch(unittest.TestCase):
+    def test_is_not_the_next_contenders(self) -> None:
+        """CUDA keeps the error of such a launch, and PyTorch raises it at whatever it launches next."""
+        class Refusing:
+            refused = False
+
+            def synchronize(self) -> None:
+                pass
+
+            def usable(self) -> bool:
+                self.refused = False
+                return True
+
+        def prepare(name: str, problem: Any) -> tuple[Any, Any]:
+            if name == "flashinfer":
+                gpu.refused = True
+                raise RuntimeError("too long for a launch")
+            if gpu.refused:
+                raise RuntimeError("CUDA error: invalid argument")
+            return (lambda: name), (lambda: None)
+
+        gpu = Refusing()
+        found: dict[str, Any] = {"absent": [], "first_calls": []}
+        cell = Cell("add_rmsnorm_forward", "bf16", 1, 65536)
+        contenders = SimpleNamespace(Unavailable=type("Unavailable", (Exception,), {}), prepare=prepare)
+        with mock.patch.dict(sys.modules, contenders=contenders):
+            made = {name: compare.first_calls(cell, name, None, gpu, found) for name in ("flashinfer", "quack")}
+        self.assertIsNone(made["flashinfer"])
+        self.assertEqual(made["quack"][2], "quack")
+        self.assertEqual([entry["reason"] for entry in found["absent"]], ["RuntimeError: too long for a launch"])
+
+
 class FakeGpu:
     """The CPU instead of a GPU, with a clock of its own: `ours` takes 1 us, each other a microsecond more than the
     last."""

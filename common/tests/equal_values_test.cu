@@ -160,8 +160,8 @@ TEST(EqualValuesBeside, OtherRows) {
   }
 }
 
-// The lesson's kernel. Of a million columns a thread adds up so many values that what the mean is off by is rounded,
-// too.
+// The lesson's kernel. Of a million columns a thread adds up so many values that the first mean may be hundreds of its
+// last places off. Then the sum of the squares of the differences is rounded, too.
 TYPED_TEST(EqualValues, OfHeld) {
   using T = TypeParam;
   for (const Shape& shape : shapes()) {
