@@ -7,6 +7,13 @@
 
 namespace worklog::welford {
 
+// Compiled in held.cu, a unit for each pair of types.
+extern template void held(const LayerNormForward<float, float>&, cudaStream_t);
+extern template void held(const LayerNormForward<__half, __half>&, cudaStream_t);
+extern template void held(const LayerNormForward<__half, float>&, cudaStream_t);
+extern template void held(const LayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void held(const LayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
+
 Program program() {
   using half = __half;
   using bf16 = __nv_bfloat16;

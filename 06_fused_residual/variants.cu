@@ -6,7 +6,35 @@
 #include "kernels.cuh"
 #include "quantize_rows.cuh"
 
+// Compiled in the two held.cu, here and in stage 05, a unit for each pair of types.
+namespace worklog::welford {
+
+extern template void held(const LayerNormForward<float, float>&, cudaStream_t);
+extern template void held(const LayerNormForward<__half, __half>&, cudaStream_t);
+extern template void held(const LayerNormForward<__half, float>&, cudaStream_t);
+extern template void held(const LayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void held(const LayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
+
+}  // namespace worklog::welford
+
 namespace worklog::fused_residual {
+
+extern template void held_rms_norm(const RmsNormForward<float, float>&, cudaStream_t);
+extern template void held_rms_norm(const RmsNormForward<__half, __half>&, cudaStream_t);
+extern template void held_rms_norm(const RmsNormForward<__half, float>&, cudaStream_t);
+extern template void held_rms_norm(const RmsNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void held_rms_norm(const RmsNormForward<__nv_bfloat16, float>&, cudaStream_t);
+extern template void held_add_layer_norm(const AddLayerNormForward<float, float>&, cudaStream_t);
+extern template void held_add_layer_norm(const AddLayerNormForward<__half, __half>&, cudaStream_t);
+extern template void held_add_layer_norm(const AddLayerNormForward<__half, float>&, cudaStream_t);
+extern template void held_add_layer_norm(const AddLayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void held_add_layer_norm(const AddLayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
+extern template void held_add_rms_norm(const AddRmsNormForward<float, float>&, cudaStream_t);
+extern template void held_add_rms_norm(const AddRmsNormForward<__half, __half>&, cudaStream_t);
+extern template void held_add_rms_norm(const AddRmsNormForward<__half, float>&, cudaStream_t);
+extern template void held_add_rms_norm(const AddRmsNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void held_add_rms_norm(const AddRmsNormForward<__nv_bfloat16, float>&, cudaStream_t);
+
 namespace {
 
 template <class T, class G>

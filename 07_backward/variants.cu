@@ -8,6 +8,15 @@
 
 namespace worklog::backward {
 
+// Compiled in grouped.cu, a unit for each pair of types.
+extern template void grouped(const LayerNormBackward<float, float>&, cudaStream_t);
+extern template void grouped(const LayerNormBackward<__half, __half>&, cudaStream_t);
+extern template void grouped(const LayerNormBackward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void grouped_fp32(const LayerNormBackward<__half, __half>&, cudaStream_t);
+extern template void grouped_fp32(const LayerNormBackward<__half, float>&, cudaStream_t);
+extern template void grouped_fp32(const LayerNormBackward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
+extern template void grouped_fp32(const LayerNormBackward<__nv_bfloat16, float>&, cudaStream_t);
+
 Program program() {
   using half = __half;
   using bf16 = __nv_bfloat16;

@@ -15,10 +15,10 @@ times), becomes `becomes`; `because` says what is then wrong, and `caught_by` wh
     elsewhere   nothing on the CPU layer can: `tool` names what does, and why; need not have been run here
     nothing     nothing does yet: `tool` says why. A gap of the suite, listed with its reason.
 
-Only one unit of the stage's program is compiled with the mistake in it: the lesson's, variants.cu; or of the final
-kernels, which have a unit for each operation and pair of types, the `unit` that the mutant names, such as
-layer_norm_fp32 or layer_norm_bf16_fp32. Each mutant in final/ has one, and of a lesson's file those whose kernels are
-compiled there. The cases are then run with its types.
+Only one unit of the stage's program is compiled with the mistake in it: the lesson's, variants.cu; or of the kernels
+that have a unit for each pair of types, final/OPERATION.cu and some of the lessons', such as 05's held.cu, the `unit`
+that the mutant names: layer_norm_fp32, layer_norm_bf16_fp32, held_fp16. Each mutant in final/ has one, and of a
+lesson's file those whose kernels are compiled there. The cases are then run with its types.
 
 Each worker has a copy of the tree and one build folder, so that a mutant compiles the one unit that it is in. A case
 that fails, or does not end, has caught the mutant. Exit code 1 where a mutant survives that must be caught, where one
@@ -74,7 +74,7 @@ class Mutant:
     caught_by: str
     count: int = 1
     tool: str = ""
-    unit: str = ""  # of a final kernel: the operation and the types that it is compiled for
+    unit: str = ""  # not variants.cu: the operation and the types that it is compiled for
 
     @property
     def types(self) -> tuple[str, str]:
@@ -85,6 +85,17 @@ class Mutant:
     @property
     def operation(self) -> str:
         return "_".join(word for word in self.unit.split("_") if word not in PAIRS)
+
+    @property
+    def source(self) -> str:
+        """What the unit is compiled from: final/layer_norm.cu, held.cu. Empty where there is no such unit."""
+        places = (f"final/{self.operation}.cu", f"{self.operation}.cu") if self.types[0] else ()
+        return next((each for each in places if (ROOT / self.stage / each).is_file()), "")
+
+    @property
+    def needs_unit(self) -> bool:
+        file = ROOT / self.path
+        return file.parent.name == "final" or file.with_suffix(".cu").is_file()
 
     @property
     def id(self) -> str:
@@ -134,8 +145,7 @@ def mutants_of(file: Path) -> list[Mutant]:
         if entry["text"] == entry["becomes"]:
             raise MutantError(f"{file.name}, {name}: nothing is changed")
         found.append(Mutant(stage=folders[0], **entry))
-        has_unit = bool(found[-1].types[0]) and (ROOT / folders[0] / f"final/{found[-1].operation}.cu").is_file()
-        if has_unit != (entry["file"].startswith("final/") or "unit" in entry):
+        if bool(found[-1].source) != (found[-1].needs_unit or "unit" in entry):
             raise MutantError(f"{file.name}, {name}: `unit` is missing, or there is no such unit")
     return found
 
@@ -295,7 +305,7 @@ class Worker:
         if not mutant.unit:
             return f"CMakeFiles/{mutant.stage}_{kind}.dir/{mutant.stage}/variants.cu.o"
         unit = f"{mutant.stage}_{mutant.unit}{'_counting' * counting}"
-        return f"CMakeFiles/{unit}.dir/{mutant.stage}/final/{mutant.operation}.cu.o"
+        return f"CMakeFiles/{unit}.dir/{mutant.stage}/{mutant.source}.o"
 
     def listed(self, stage: str) -> list[Case]:
         listed = json.loads(
