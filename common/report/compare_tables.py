@@ -28,7 +28,7 @@ RIVALS_NOTE = (
 )
 FIRST_NOTE = (
     "*First call*: of a new shape, with what it builds or compiles; of a backward pass with the forward pass before "
-    "it. The median over the cells in which it was measured with empty caches"
+    "it. The median over the cells that nothing was compiled ahead for; what other shapes had compiled was there"
 )
 SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = (
