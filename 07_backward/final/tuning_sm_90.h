@@ -51,7 +51,7 @@ inline constexpr Rule whole_vectors[] = {
     {every_pass, any_types,  small,    0,   64,   1024, blocks_and_tiles(4, 16), "64 x 4096 of fp32"},
     {every_pass, any_types,  small,    0, many,   1024, blocks_and_tiles(4, 8), "256 x 4096 of fp32"},
     {every_pass, uniform,    small,    9,   64,   2048, blocks_and_tiles(8, 32)},
-    {every_pass, uniform,    small,   65, many,   2048, blocks_and_tiles(8, 16)},
+    {every_pass, uniform,    small,   65, many,   2048, blocks_and_tiles(8, 16), "128 x 12288 of 16 bits"},
     {every_pass, any_types,  few_long, 1, many, longest, clusters_and_tiles(2), "1 x 16384"},
     {every_pass, any_types,  few_long, 1, many, longest, clusters_and_tiles(4), "1 x 65536"},
     {every_pass, uniform,    few_long, 1, many, longest, clusters_and_tiles(8)},
