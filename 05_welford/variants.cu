@@ -2,17 +2,10 @@
 #include "article.cuh"
 #include "common/harness/program.h"
 #include "final/layer_norm.cuh"
-#include "held.cuh"
+#include "held_units.cuh"
 #include "kernels.cuh"
 
 namespace worklog::welford {
-
-// Compiled in held.cu, a unit for each pair of types.
-extern template void held(const LayerNormForward<float, float>&, cudaStream_t);
-extern template void held(const LayerNormForward<__half, __half>&, cudaStream_t);
-extern template void held(const LayerNormForward<__half, float>&, cudaStream_t);
-extern template void held(const LayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
-extern template void held(const LayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
 
 Program program() {
   using half = __half;

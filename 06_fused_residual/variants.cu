@@ -1,24 +1,15 @@
 // The variants of stage 06: what its program, the library and the pages know of it.
 #include "05_welford/final/layer_norm.cuh"
+#include "05_welford/held_units.cuh"
 #include "common/harness/program.h"
 #include "final/fused.cuh"
 #include "heads.cuh"
 #include "kernels.cuh"
 #include "quantize_rows.cuh"
 
-// Compiled in the two held.cu, here and in stage 05, a unit for each pair of types.
-namespace worklog::welford {
-
-extern template void held(const LayerNormForward<float, float>&, cudaStream_t);
-extern template void held(const LayerNormForward<__half, __half>&, cudaStream_t);
-extern template void held(const LayerNormForward<__half, float>&, cudaStream_t);
-extern template void held(const LayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
-extern template void held(const LayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
-
-}  // namespace worklog::welford
-
 namespace worklog::fused_residual {
 
+// Compiled in held.cu, a unit for each pair of types.
 extern template void held_rms_norm(const RmsNormForward<float, float>&, cudaStream_t);
 extern template void held_rms_norm(const RmsNormForward<__half, __half>&, cudaStream_t);
 extern template void held_rms_norm(const RmsNormForward<__half, float>&, cudaStream_t);
