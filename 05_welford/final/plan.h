@@ -2,6 +2,7 @@
 // measured. Here is what a rule is made of, and which rows it takes. Neither needs CUDA.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/device/rules.h"
@@ -92,6 +93,7 @@ struct RowFacts {
 };
 
 inline constexpr int largest_block_of_lane_teams = 128;
+inline constexpr int64_t least_work = 64;  // vectors that a row counts as, at least: a warp has two to a lane
 
 // True where every thread of every team has all its vectors. Of a block, whole warps are what counts: it has as many
 // threads as its row takes.
@@ -114,7 +116,8 @@ constexpr bool takes(const Rule& rule, const RowFacts& facts) {
   if (!is_for(rule, facts.operation, facts.types)) return false;
   if (facts.vectors < rule.least_vectors || facts.vectors > rule.most_vectors) return false;
   if (facts.batch_invariant && is_for_some_batches(rule)) return false;
-  if (rule.most_work > 0 && facts.rows * facts.vectors > rule.most_work * facts.multiprocessors) return false;
+  const int64_t work = facts.rows * std::max(facts.vectors, least_work);
+  if (rule.most_work > 0 && work > rule.most_work * facts.multiprocessors) return false;
   if (rule.tile.known != Known::asked && !facts.are_given) return false;
   return rule.tile.known != Known::full || is_full(rule.tile, facts);
 }

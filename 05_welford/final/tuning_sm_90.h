@@ -2,9 +2,9 @@
 // read downwards: what is known to be full comes before what asks, and few rows come before many.
 //
 // Lengths are in 16-byte vectors: 8 elements of 16 bits, or 4 of fp32. `work` is the vectors of all rows that a
-// multiprocessor may have, where a rule is for few rows; 0 where it is for any number. A rule with a text in quotes is
-// measured: some case of the stages' results reaches it. The others take the rows that are left, and have been tried by
-// hand at most.
+// multiprocessor may have, where a rule is for few rows (a row counts as 64 at least, the vectors of a warp); 0 where
+// it is for any number. A rule with a text in quotes is measured: some case of the stages' results reaches it. The
+// others take the rows that are left, and have been tried by hand at most.
 #pragma once
 
 #include "05_welford/final/plan.h"
@@ -33,6 +33,7 @@ inline constexpr Rule whole_vectors[] = {
     // Few rows, all under way at once: few vectors to a thread, and gamma and beta are on their way with them. So much
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
+    {every_norm, any_bits16,    9,      64,  256, block(given, 2, 128, 1, fewest_blocks), "few rows of 128 columns"},
     {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks)},  // 256 x 1024 of bf16
     {every_norm, any_bits16,   65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "768 columns"},
     {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks)},

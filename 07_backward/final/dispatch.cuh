@@ -73,14 +73,15 @@ bool launch_rule(const Pass& pass, cudaStream_t stream) {
 }
 
 // x and dy together take a small part of the second-level cache, and no block has many rows of a tile to read or a row
-// that is too long for it.
+// that is too long for it. Rows that leave most of their warp without work are small problems where they are few.
 template <class Pass>
 bool is_small(const Pass& pass) {
   constexpr int64_t longest_row = int64_t{threads_side_by_side} * units_of_long_rows<Pass> * 16;
   const auto& p = pass.p;
   const int64_t row_bytes = p.cols * int64_t{sizeof(typename Pass::T)};
-  return (p.dgamma || p.dbeta) && p.rows <= 2048 && p.rows * row_bytes <= (int64_t{8} << 20) && row_bytes >= 512 &&
-         row_bytes <= longest_row;
+  const int64_t shortest_row = p.rows <= 512 ? 128 : 512;
+  return (p.dgamma || p.dbeta) && p.rows <= 2048 && p.rows * row_bytes <= (int64_t{8} << 20) &&
+         row_bytes >= shortest_row && row_bytes <= longest_row;
 }
 
 // Rows are longer, or so few that one block to each is slow.

@@ -43,7 +43,7 @@ inline constexpr int64_t longest = int64_t{1} << 62;
 inline constexpr Rule whole_vectors[] = {
     // pass      types      work    rows: from to  vectors  kernel: team(units, stages, threads, resident blocks)
     // Small problems: blocks of rows beside blocks of columns.
-    {every_pass, any_types,  small,    0, many,     64, warps_and_tiles(4, 2)},
+    {every_pass, any_types,  small,    0, many,     64, warps_and_tiles(4, 2), "few rows of 128 columns"},
     {every_pass, any_types,  small,  129, many,    128, warps_and_tiles(4, 2), "1024 columns of 16 bits"},
     {every_pass, uniform,    small,  257, many,    256, warps_and_tiles(8, 2), "1024 columns of fp32"},
     {every_pass, any_types,  small,    0,   64,    512, blocks_and_tiles(2, 8), "64 x 4096"},

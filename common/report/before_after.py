@@ -22,11 +22,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from cells import SMALL_BYTES, TENSORS
+from cells import SMALL_BYTES, TENSORS, Cell
 from cells import grid as cells_of
 from compare import Gpu, context_of, take_turns
 from programs import write_json
@@ -52,20 +52,12 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    operation: str
-    dtype: str
-    rows: int
-    cols: int
+class Case(Cell):
     kind: str = USUAL
 
     @property
     def name(self) -> str:
-        return f"{self.operation}/{self.dtype}/{self.rows}x{self.cols}" + (f"/{self.kind}" if self.kind else "")
-
-    @property
-    def tensor_bytes(self) -> int:
-        return self.rows * self.cols * (4 if self.dtype == "fp32" else 2)
+        return super().name + (f"/{self.kind}" if self.kind else "")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -81,7 +73,7 @@ SELDOM = (
 
 def cases() -> list[Case]:
     """Those of the full comparison; few rows; then widths, parameters and alignments that nothing else measures."""
-    found = [Case(c.operation, c.dtype, c.rows, c.cols) for c in cells_of(full=True) if c.pixels == 1]
+    found = [Case(*astuple(cell)) for cell in cells_of(full=True)]
     by_row = [operation for operation in TENSORS if not operation.startswith("batchnorm")]
     for operation in by_row:
         for dtype in ("bf16", "fp32"):
@@ -93,17 +85,17 @@ def cases() -> list[Case]:
                 found.append(filled(operation, dtype, 128, cols, MISALIGNED))
                 found.append(filled(operation, dtype, 128, cols, CROSSED))
             for rows, cols in ((64, 1024), (64, 4096), (1024, 1024), (1, 65536)):
-                found.append(Case(operation, dtype, rows, cols, BARE))
+                found.append(Case(operation, dtype, rows, cols, kind=BARE))
         for cols in (64, 128, 512, 1000, 1024, 1023, 4096, 8192, 16384, 32768, 65536):
             found.append(filled(operation, "bf16", 128, cols, MIXED))
         for rows, cols in ((1, 4096), (64, 4096), (256, 1024), (1024, 1024), (1, 65536)):
-            found.append(Case(operation, "bf16", rows, cols, MIXED))
+            found.append(Case(operation, "bf16", rows, cols, kind=MIXED))
     return list(dict.fromkeys(found))
 
 
 def filled(operation: str, dtype: str, mib: int, cols: int, kind: str = USUAL) -> Case:
     rows = max(1, min(2**20, mib * 2**20 // (cols * (4 if dtype == "fp32" else 2))))
-    return Case(operation, dtype, rows, cols, kind)
+    return Case(operation, dtype, rows, cols, kind=kind)
 
 
 # --- A call -----------------------------------------------------------------------------------------------------------
@@ -203,15 +195,15 @@ class Call:
         import torch
 
         case, f32 = self.case, torch.float32
-        samples, channels = case.rows, case.cols
+        elements, channels = case.rows * case.cols * case.pixels, case.cols
         dtype, parameter = self._types()
-        x = self._tensor(samples, channels)
+        x = self._tensor(elements)
         gamma = self._gamma(channels)
-        sizes = [samples, channels, 1, 0]
+        sizes = [case.rows, channels, case.pixels, int(case.first)]
         if case.operation == "batchnorm_backward":
-            dy, mean, invstd = self._tensor(samples, channels), *(self._tensor(channels, kind=f32) for _ in range(2))
+            dy, mean, invstd = self._tensor(elements), *(self._tensor(channels, kind=f32) for _ in range(2))
             self.kept[-1].abs_()
-            dx = self._tensor(samples, channels, written=True)
+            dx = self._tensor(elements, written=True)
             sums = [self._tensor(channels, kind=self.parameter, written=True) for _ in range(2)]
             layout, tensors = _library._BATCHNORM_GRAD, [dy, x, gamma, mean, invstd, dx, *sums]
             empty = layout.pack(layout.size, dtype, parameter, *tensors, 0, 0, *sizes)
@@ -220,7 +212,7 @@ class Call:
         beta = self._beta(channels)
         mean, variance = self._tensor(channels, kind=f32), self._tensor(channels, kind=f32)
         self.kept[-1].abs_().add_(0.1)
-        y = self._tensor(samples, channels, written=True)
+        y = self._tensor(elements, written=True)
         if case.operation == "batchnorm_inference":
             layout = _library._BATCHNORM_INFERENCE_ARGS
             return "nw_batchnorm_inference", layout.pack(
