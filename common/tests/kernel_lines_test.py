@@ -84,6 +84,8 @@ class BeforeAfter(unittest.TestCase):
         self.assertEqual(len(cases), len(set(cases)))
         self.assertEqual({case.kind for case in cases}, set(before_after.KINDS))
         self.assertEqual({case.operation for case in cases}, set(before_after.TENSORS))
+        self.assertEqual({case.pixels > 1 and case.first for case in cases}, {False, True})  # images, too
+        self.assertEqual(len({case.name for case in cases}), len(cases))
 
     def test_drift_cancels(self) -> None:
         """Each turn is twice as slow as the one before, for both alike."""
