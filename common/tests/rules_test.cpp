@@ -70,6 +70,28 @@ TEST(ForwardRules, EveryOneIsReachedByEveryOperationAndTypeThatItNames) {
   expect_each_is_reached(worklog::welford::sm_90::straddling, "straddling");
 }
 
+// Four rows to a multiprocessor, whatever their width: narrower rows are not more of them. Rows without gamma, rows of
+// fp32, and those whose bits must not depend on the batch stay with the lanes.
+TEST(ForwardRules, AFewNarrowRowsHaveABlockEach) {
+  namespace w = worklog::welford;
+  const std::span<const w::Rule> rules = w::sm_90::whole_vectors;
+  const auto team_of = [&](const w::RowFacts& facts) { return rules[worklog::rule_for(rules, facts)].tile.team; };
+  for (const int64_t vectors : {9, 16, 64}) {
+    w::RowFacts facts = {w::rms_of_x, worklog::bits16, true, false, 4 * multiprocessors, vectors, multiprocessors};
+    EXPECT_EQ(team_of(facts), w::Team::block) << vectors << " vectors";
+    ++facts.rows;
+    EXPECT_EQ(team_of(facts), w::Team::lanes) << vectors << " vectors, one row more";
+    facts.rows = 1;
+    w::RowFacts bare = facts, of_fp32 = facts, invariant = facts;
+    bare.are_given = false;
+    of_fp32.types = worklog::fp32;
+    invariant.batch_invariant = true;
+    EXPECT_EQ(team_of(bare), w::Team::lanes) << vectors << " vectors, no gamma";
+    EXPECT_EQ(team_of(of_fp32), w::Team::lanes) << vectors << " vectors of fp32";
+    EXPECT_EQ(team_of(invariant), w::Team::lanes) << vectors << " vectors, batch_invariant";
+  }
+}
+
 TEST(BackwardRules, EveryOneIsReachedByEveryPassAndTypeThatItNames) {
   namespace b = worklog::backward;
   const auto expect_each = [](std::span<const b::Rule> rules, const char* table) {
