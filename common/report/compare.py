@@ -124,6 +124,10 @@ class Gpu:
     def synchronize(self) -> None:
         self.torch.cuda.synchronize()
 
+    def raise_refused(self) -> None:
+        """Raises what CUDA keeps of a launch that it refused and whose library did not look."""
+        self.torch.zeros(1, device="cuda").add(1)
+
     def _timed(self, call: Callable[[], Any], before: Callable[[], Any] | None) -> Callable[[], float]:
         torch = self.torch
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -418,6 +422,7 @@ def first_calls(
         for _ in range(FIRST_CALLS - 1):
             outputs = call()
         gpu.synchronize()
+        gpu.raise_refused()
     except Unavailable as error:
         document["absent"].append({"variant": name, "cell": cell.name, "reason": str(error)})
         return None

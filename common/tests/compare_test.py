@@ -885,27 +885,39 @@ class RefusedLaunch(unittest.TestCase):
             def synchronize(self) -> None:
                 pass
 
+            def raise_refused(self) -> None:
+                if self.refused:
+                    self.refused = False
+                    raise RuntimeError("CUDA error: invalid argument")
+
             def usable(self) -> bool:
                 self.refused = False
                 return True
 
         def prepare(name: str, problem: Any) -> tuple[Any, Any]:
-            if name == "flashinfer":
+            gpu.raise_refused()
+            if name in ("flashinfer", "silent"):
                 gpu.refused = True
+            if name == "flashinfer":
                 raise RuntimeError("too long for a launch")
-            if gpu.refused:
-                raise RuntimeError("CUDA error: invalid argument")
             return (lambda: name), (lambda: None)
 
-        gpu = Refusing()
+        gpu, contenders_in_order = Refusing(), ("flashinfer", "silent", "quack")
         found: dict[str, Any] = {"absent": [], "first_calls": []}
         cell = Cell("add_rmsnorm_forward", "bf16", 1, 65536)
         contenders = SimpleNamespace(Unavailable=type("Unavailable", (Exception,), {}), prepare=prepare)
         with mock.patch.dict(sys.modules, contenders=contenders):
-            made = {name: compare.first_calls(cell, name, None, gpu, found) for name in ("flashinfer", "quack")}
+            made = {name: compare.first_calls(cell, name, None, gpu, found) for name in contenders_in_order}
         self.assertIsNone(made["flashinfer"])
+        self.assertIsNone(made["silent"], "whose library did not look")
         self.assertEqual(made["quack"][2], "quack")
-        self.assertEqual([entry["reason"] for entry in found["absent"]], ["RuntimeError: too long for a launch"])
+        self.assertEqual(
+            [(entry["variant"], entry["reason"]) for entry in found["absent"]],
+            [
+                ("flashinfer", "RuntimeError: too long for a launch"),
+                ("silent", "RuntimeError: CUDA error: invalid argument"),
+            ],
+        )
 
 
 class FakeGpu:
@@ -931,6 +943,9 @@ class FakeGpu:
 
     def captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: call()
+
+    def raise_refused(self) -> None:
+        pass
 
     def usable(self) -> bool:
         return True
