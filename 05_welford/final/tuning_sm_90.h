@@ -34,17 +34,17 @@ inline constexpr Rule whole_vectors[] = {
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
     {every_norm, any_bits16,    9,      64,  256, block(given, 2, 128, 1, fewest_blocks), "few rows of 128 columns"},
-    {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks)},  // 256 x 1024 of bf16
+    {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks), "1 x 2048 of 16 bits"},
     {every_norm, any_bits16,   65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "768 columns"},
     {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks)},
     {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
     {of_x,       uniform,      65,     128, 1024, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
     {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm, mixed,        65,     256, 1024, block(given, 2, 128, 1, few_blocks)},
-    {every_norm, any_types,    65,     256, 1024, block(asked, 2, 128, 1, few_blocks)},  // 1024 x 768
+    {every_norm, any_types,    65,     256, 1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
     {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
     {every_norm, mixed,       257,    1024,  512, block(given, 2, 512, 1, fewest_blocks)},
-    {every_norm, any_types,   257,    1024,  512, block(asked, 2, 512, 1, fewest_blocks)},
+    {every_norm, any_types,   257,    1024,  512, block(asked, 2, 512, 1, fewest_blocks), "32 x 2880 of 16 bits"},
     {of_sum,     uniform,     257,    1024, 2048, block(full, 2, 512, 1, few_blocks), "sum of 256 x 4096"},
     {of_x,       uniform,     257,    1024, 4096, block(full, 2, 512, 1, few_blocks), "256 x 4096"},
     {every_norm, any_bits16, 1025,    8192, 2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
@@ -58,7 +58,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_x,       any_types,    17,      32,    0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes
     {of_x,       any_types,    33,      64,    0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen
     {of_x,       any_types,    65,     128,    0, lanes(asked, 4, 32), "1024 columns of 16 bits"},  // a warp to a row
-    {of_x,       uniform,     129,     160,    0, lanes(given, 5, 32)},  // 1032 columns of bf16: 70 -> 99 % of a copy
+    {of_x,       uniform,     129,     160,    0, lanes(given, 5, 32), "1280 columns"},  // of 16 bits
     {of_x,       bits16,      161,     224,    0, lanes(given, 7, 32), "1536 columns"},
 
     // A norm of x: rows for a block.

@@ -77,6 +77,7 @@ STYLES = [
     ("#CC3377", "X", (0, (3, 1, 1, 1)), "ooo"),
     ("#56B4E9", "*", (0, (8, 2)), "..."),
 ]
+RIVAL_STYLES = [*STYLES, ("#7A4B2A", "p", (0, (2, 2)), ""), ("#6F8F2F", "d", (0, (4, 2, 1, 2)), "")]
 MANY = 4  # charts: what pays for a process of its own
 LARGE_SHAPE = "131072x1024"  # 512 MiB of fp32
 LARGE_MIB = 128  # a tensor: far more than the L2 cache
@@ -1080,7 +1081,7 @@ def roofline_chart(repository: Repository, gpu: str) -> Chart | None:
 
 def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     """Against other libraries, as ./worklog compare found it: the share of a copy over the columns, a panel to an
-    operation."""
+    operation. Of large tensors alone: shares of small ones are those of launches, and jump from width to width."""
     document = repository.comparison(gpu)
     if document is None:
         return None
@@ -1097,6 +1098,10 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
         of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, entry["share_of_copy"]))
     if not lines:
         return None
+    large = max(cell.tensor_bytes for cell in drawn) / 4
+    for by_variant in lines.values():
+        for name, shares in by_variant.items():
+            by_variant[name] = {cols: found for cols, found in shares.items() if found[0] >= large}
     old = {cell.operation for cell in drawn if runs.is_stale(cell)}
     names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
     columns = min(2, len(lines))
@@ -1104,8 +1109,9 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, axes = page(PHONE, 2.6 * rows + 1.6, rows, columns, sharey=True)
     sentences = []
     for ax, (operation, by_variant) in zip(axes, lines.items()):
+        by_variant = {name: shares for name, shares in by_variant.items() if shares}
         for name, shares in by_variant.items():
-            color, marker, dash, _ = STYLES[names.index(name) % len(STYLES)]
+            color, marker, dash, _ = RIVAL_STYLES[names.index(name) % len(RIVAL_STYLES)]
             whole, odd = ([c for c in sorted(shares) if (c % 8 == 0) == is_whole] for is_whole in (True, False))
             zorder = 3 if name == OURS else 2
             ax.plot(
@@ -1133,6 +1139,7 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     legend_under_title(figure, title, handles, 2)
     footnote(
         figure, gpu.upper(), "bf16, cold L2 cache, the largest tensor at each width; hollow: no multiple of 8 columns",
+        f"tensors of at least {large / 2**20:.0f} MiB",
         runs.origin(drawn), STALE_NOTE if old else "",
     )
     return Chart(Path(f"docs/charts/compare_{gpu}.svg"), title,
@@ -1151,9 +1158,11 @@ def rivals_map(repository: Repository, gpu: str) -> Chart | None:
     old = {v.cell.operation for v in found.values() if runs.is_stale(v.cell)}
     dtypes = [dtype for dtype in ELEMENT_BYTES if any(dtype in key for key in found)]
     operations = [operation for operation in TENSORS if any(operation in key for key in found)]
-    widths = sorted({cols for _, _, cols in found})
-    figure, axes = page(PHONE, 1.6 + (1.9 + 0.24 * len(widths)) * len(dtypes), len(dtypes), 1)
-    for ax, dtype in zip(axes, dtypes):
+    widths_of = {dtype: sorted({cols for of, _, cols in found if of == dtype}) for dtype in dtypes}
+    lines = [len(widths) for widths in widths_of.values()]
+    figure, axes = page(PHONE, 1.6 + 1.9 * len(dtypes) + 0.24 * sum(lines), len(dtypes), 1,
+                        gridspec_kw={"height_ratios": lines})
+    for ax, (dtype, widths) in zip(axes, widths_of.items()):
         for col, operation in enumerate(operations):
             for row, cols in enumerate(widths):
                 ahead_cell(ax, row, col, found.get((dtype, operation, cols)))

@@ -21,7 +21,7 @@ from typing import Any
 import compare
 from cells import COPY, Cell, cell_of
 from programs import write_json
-from results import ReportError
+from results import ROOT, ReportError, Repository
 
 CELLS = (
     Cell("rmsnorm_forward", "bf16", 4096, 2048),
@@ -70,7 +70,10 @@ def main() -> int:
         print(f"rotation.py: {error}", file=sys.stderr)
         return 2
     begun, gpu = time.monotonic(), compare.Gpu()
-    document: dict[str, Any] = {"context": {"title": TITLE, **compare.context_of(NAMES, library)}, "figures": {}}
+    context = compare.context_of(NAMES, library)
+    locks = {stage: Repository(ROOT).lock_now(stage, context["gpu_short"]) for stage in context["source_hashes"]}
+    context["codes"] = {stage: lock.code for stage, lock in locks.items() if lock}
+    document: dict[str, Any] = {"context": {"title": TITLE, **context}, "figures": {}}
     for cell in CELLS:
         if options.minutes is not None and time.monotonic() - begun > options.minutes * 60:
             break

@@ -768,8 +768,8 @@ class Chart(unittest.TestCase):
             root = Path(folder).resolve()
             self.assertIsNone(charts.rivals_chart(results.Repository(root), "h200"))
             cells = [
-                Cell(operation, "bf16", 64, cols) for operation in ("layernorm_forward", "layernorm_backward")
-                for cols in (256, 4096)
+                Cell(operation, "bf16", rows, cols) for operation in ("layernorm_forward", "layernorm_backward")
+                for rows, cols in ((262144, 256), (65536, 4096), (64, 1600))
             ]
             content = document([
                 timing(name, cell, "cold", 1e-6) for cell in cells for name in ("ours", "torch.compile", "copy")
@@ -779,7 +779,7 @@ class Chart(unittest.TestCase):
             chart = charts.rivals_chart(results.Repository(root), "h200")
             text = chart.render()
             self.assertEqual(chart.path.name, "compare_h200.svg")
-            for word in ("layernorm_forward", "layernorm_backward", "Inductor", "ours"):
+            for word in ("layernorm_forward", "layernorm_backward", "Inductor", "ours", "at least 128 MiB"):
                 self.assertIn(word, text)
             self.assertNotIn(">copy<", text)
 
