@@ -1086,22 +1086,23 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     if document is None:
         return None
     runs = repository.runs(gpu)
+    timed = [(*cell_of(entry["name"]), entry) for entry in document["benchmarks"]]
+    shown = [
+        (variant, cell, entry["share_of_copy"]) for variant, cell, mode, entry in timed
+        if mode == "cold" and cell.dtype == "bf16" and variant != COPY and not cell.operation.startswith("batchnorm")
+    ]
+    if not shown:
+        return None
+    large = max(cell.tensor_bytes for _, cell, _ in shown) / 4
     # Operation, contender, cols: the largest tensor's bytes and share.
     lines: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
     drawn: set[Cell] = set()
-    for entry in document["benchmarks"]:
-        variant, cell, mode = cell_of(entry["name"])
-        if mode != "cold" or cell.dtype != "bf16" or variant == COPY or cell.operation.startswith("batchnorm"):
-            continue
-        drawn.add(cell)
-        of_variant = lines.setdefault(cell.operation, {}).setdefault(variant, {})
-        of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, entry["share_of_copy"]))
-    if not lines:
-        return None
-    large = max(cell.tensor_bytes for cell in drawn) / 4
-    for by_variant in lines.values():
-        for name, shares in by_variant.items():
-            by_variant[name] = {cols: found for cols, found in shares.items() if found[0] >= large}
+    for variant, cell, share in shown:
+        if cell.tensor_bytes >= large:
+            drawn.add(cell)
+            of_variant = lines.setdefault(cell.operation, {}).setdefault(variant, {})
+            of_variant[cell.cols] = max(of_variant.get(cell.cols, (0.0, 0.0)), (cell.tensor_bytes, share))
+    lines = {operation: lines[operation] for operation in TENSORS if operation in lines}
     old = {cell.operation for cell in drawn if runs.is_stale(cell)}
     names = list(dict.fromkeys(name for by_variant in lines.values() for name in by_variant))
     columns = min(2, len(lines))
@@ -1109,7 +1110,6 @@ def rivals_chart(repository: Repository, gpu: str) -> Chart | None:
     figure, axes = page(PHONE, 2.6 * rows + 1.6, rows, columns, sharey=True)
     sentences = []
     for ax, (operation, by_variant) in zip(axes, lines.items()):
-        by_variant = {name: shares for name, shares in by_variant.items() if shares}
         for name, shares in by_variant.items():
             color, marker, dash, _ = RIVAL_STYLES[names.index(name) % len(RIVAL_STYLES)]
             whole, odd = ([c for c in sorted(shares) if (c % 8 == 0) == is_whole] for is_whole in (True, False))

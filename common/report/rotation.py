@@ -71,7 +71,8 @@ def main() -> int:
         return 2
     begun, gpu = time.monotonic(), compare.Gpu()
     context = compare.context_of(NAMES, library)
-    locks = {stage: Repository(ROOT).lock_now(stage, context["gpu_short"]) for stage in context["source_hashes"]}
+    repository = Repository(ROOT)
+    locks = {stage: repository.lock_now(stage, context["gpu_short"]) for stage in context["source_hashes"]}
     context["codes"] = {stage: lock.code for stage, lock in locks.items() if lock}
     document: dict[str, Any] = {"context": {"title": TITLE, **context}, "figures": {}}
     for cell in CELLS:
