@@ -116,8 +116,10 @@ def runs_of_batchnorm(
 
 
 def is_in_grid(variant: str, operation: str) -> bool:
-    """Weights about zero and y in eight bits are not: their notes have figures of their own."""
-    return variant != "zero_centered" and not operation.endswith("_quantized")
+    """Weights about zero, y in eight bits and heads are not: their notes have figures of their own. Bare variants have
+    a run of their own."""
+    apart = variant == "zero_centered" or variant.startswith("bare_")
+    return not apart and not operation.endswith("_quantized") and not operation.startswith("qk_norm")
 
 
 def runs_of(program: Program, full: bool) -> Iterator[Run]:

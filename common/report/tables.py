@@ -553,14 +553,23 @@ def traffic(place: Place) -> Table:
 
 
 def verified(place: Place) -> Table:
-    """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage."""
-    if not place.repository.has_verified(place.gpu):
+    """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage. Where that was of
+    earlier kernels, and another GPU has verified those of today, the line is that GPU's."""
+    repository = place.repository
+    folder = repository.root / "docs" / "verified"
+    gpus = [path.stem for path in sorted(folder.glob("*.json"), key=lambda path: path.stem != place.gpu)]
+    if place.gpu not in gpus:
         return Table(f"*Nothing was verified on {place.gpu} yet.*", False)
-    document = place.repository.verified(place.gpu)
-    path = place.repository.root / "docs" / "verified" / f"{place.gpu}.json"
-    lines, stale = [], False
-    for stage in document["stages"]:
-        old = place.repository.is_stale(stage, place.gpu)
+    documents = {gpu: repository.verified(gpu) for gpu in gpus}
+    lines, used, stale, missing = [], {place.gpu: None}, False, []
+    for name in repository.stages():
+        entries = [(gpu, entry) for gpu in gpus for entry in documents[gpu]["stages"] if entry["stage"] == name]
+        if not entries:
+            missing.append(name)
+            continue
+        gpu, stage = next((found for found in entries if not repository.is_stale(found[1], found[0])), entries[0])
+        used[gpu] = None
+        old = repository.is_stale(stage, gpu)
         stale = stale or old
         results_of = [line for sweep in stage["sweeps"] for line in sweep.get("results", [])]
         total = {
@@ -569,7 +578,8 @@ def verified(place: Place) -> Table:
         }
         clean = {entry["tool"]: entry["summary"] for entry in stage["sanitizers"]}
         lines.append([
-            dagger(stage["stage"], old),
+            dagger(name, old),
+            gpu.upper(),
             f"`{stage['source_hash'][:10]}`",
             f"{sum(sweep.get('checks', 0) for sweep in stage['sweeps'])}",
             f"{total['passed']}",
@@ -578,25 +588,28 @@ def verified(place: Place) -> Table:
             f"{total['compared'] / 1e9:.1f}",
             *[re.match(r"\d+", clean[tool])[0] if tool in clean else MISSING for tool in SANITIZERS],
         ])
-    there = {entry["stage"] for entry in document["stages"]}
-    missing = [stage for stage in place.repository.stages() if stage not in there]
-    head = ["stage", "kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹", *SANITIZERS]
-    context = document["context"]
-    origin = f"{context['gpu']}, driver {context.get('driver', 'unknown')}, {context['date'][:10]}: {place.link(path)}"
-    suites = sum(suite["passed"] for suite in document["suites"] if suite["suite"] != PACKAGE_SUITE)
-    package = next((suite for suite in document["suites"] if suite["suite"] == PACKAGE_SUITE), None)
+    head = ["stage", "on an", "kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹",
+            *SANITIZERS]
+    suites = [suite for suite in documents[place.gpu]["suites"] if suite["suite"] != PACKAGE_SUITE]
+    of_suites = f"The test suites with kernels: {sum(s['passed'] for s in suites)} tests passed" if suites else ""
+    package = next((s for s in documents[place.gpu]["suites"] if s["suite"] == PACKAGE_SUITE), None)
     of_package = ""
     if package:
         tests = f"{package['passed']} passed, {package['skipped']} skipped"
         of_package = f"The Python package's tests with PyTorch, {package['date'][:10]}: {tests}"
+    origins = []
+    for gpu in used:
+        context = documents[gpu]["context"]
+        origins.append(f"{context['gpu']}, driver {context.get('driver', 'unknown')}, {context['date'][:10]}: "
+                       f"{place.link(folder / f'{gpu}.json')}")
     parts = [
         "The four tools of compute-sanitizer: errors found",
-        f"The test suites with kernels: {suites} tests passed" if suites else "",
+        of_suites,
         of_package,
         f"Not verified yet: {', '.join(missing)}" if missing else "",
-        origin,
+        *origins,
     ]
-    return Table(markdown_table(head, lines, 2) + caption(parts, stale), stale)
+    return Table(markdown_table(head, lines, 3) + caption(parts, stale), stale)
 
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -1053,7 +1053,8 @@ class Tables(Playground):
             }),
         )
         lines = self.table("verified")
-        self.assertRegex(lines[2], r"^\| 01_naive \| `\w{10}` \| 9 \| 8 \| 1 \| 0 \| 2.5 \| 0 \| – \| – \| – \|$")
+        row = r"^\| 01_naive \| H200 \| `\w{10}` \| 9 \| 8 \| 1 \| 0 \| 2.5 \| 0 \| – \| – \| – \|$"
+        self.assertRegex(lines[2], row)
         self.assertIn("4 tests passed. Not verified yet: 02_tree, 03_later", lines[-1])
         package = {"suite": "python_package_test", "passed": 12, "skipped": 3, "date": "2026-11-20T00:00:00Z"}
         self.edit("docs/verified/h200.json", '"suites": [', f'"suites": [{json.dumps(package)}, ')
@@ -1063,6 +1064,13 @@ class Tables(Playground):
         )
         self.edit("01_naive/kernels.cuh", "x[0] = 1.0f", "x[0] = 2.0f")
         self.assertIn("01_naive†", self.table("verified")[2])
+        # Where another GPU has verified today's kernels, the line is of that.
+        stage["source_hash"] = source_hash.source_hash("01_naive", self.root)
+        other = {"gpu": "Another", "date": "2026-11-22T00:00:00Z"}
+        self.write("docs/verified/h100.json", json.dumps({"context": other, "suites": [], "stages": [stage]}))
+        lines = self.table("verified")
+        self.assertIn("| 01_naive | H100 |", lines[2])
+        self.assertIn("Another, driver unknown, 2026-11-22", lines[-1])
 
     def test_family(self) -> None:
         self.assertEqual(self.table("family"), ["*No results yet.*"])
