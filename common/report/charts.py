@@ -1420,7 +1420,7 @@ def two_gpus_chart(repository: Repository, gpu: str) -> Chart | None:
         }
 
     first, second = large(gpu), large(SECOND_GPU)
-    both = [(t, second[name]) for name, t in first.items() if name in second]
+    both = [(t, second[name]) for name, t in first.items() if name in second and not (t.stale or second[name].stale)]
     slower = statistics.median(b.copy_seconds / a.copy_seconds for a, b in both)
     figure, (ax,) = page(PHONE, 5.4)
     handles: dict[str, object] = {}

@@ -197,13 +197,14 @@ def compared(repository: Repository, gpu_name: str, rungs: dict[str, Rung]) -> l
 
 
 def committed(repository: Repository, gpu_name: str, shape: str, *dtypes: str) -> list[Compared]:
-    """Every variant that was counted and measured."""
+    """Every variant that was counted and measured. What was counted is of today's kernel, so a time of an earlier one
+    has no place beside it."""
     rows, cols = (int(extent) for extent in shape.split("x"))
     kernels = [
         kernel for kernel in read_json(repository.root / COUNTS, repository.root)["kernels"]
         if (kernel["rows"], kernel["cols"]) == (rows, cols) and kernel["dtype"] in dtypes
     ]
-    return compared(repository, gpu_name, rungs_of(kernels))
+    return [entry for entry in compared(repository, gpu_name, rungs_of(kernels)) if not entry.stale]
 
 
 def fitted_step(entries: Sequence[Compared]) -> float:
@@ -265,7 +266,7 @@ def predictions_table(place: Place) -> Table:
     lines = []
     for stage, (step, offs) in others.items():
         own = [entry for entry in entries if entry.stage == stage]
-        lines.append(line(dagger(stage, any(entry.stale for entry in own)), own, step, offs))
+        lines.append(line(stage, own, step, offs))
     unseen = [off for _, offs in others.values() for off in offs]
     lines.append(line("all", entries, entries[0].predicted.step_seconds, unseen))
     head = ["stage", "worst kernel", "kernels", "median", "worst", "step", "median, left out", "worst, left out"]
@@ -283,6 +284,5 @@ def predictions_table(place: Place) -> Table:
             f"{median_off(narrow) * 100:.0f} %, the worst {signed(max(narrow, key=abs))}"
         )
     files: list[ResultFile] = [place.repository.stage_results(stage, place.gpu) for stage in others]
-    stale = any(entry.stale for entry in entries)
     counted = f"Counted on the CPU layer: {place.link(place.repository.root / COUNTS)}"
-    return Table(markdown_table(head, lines, 2) + caption([*notes, counted, *source_note(place, files)], stale), stale)
+    return Table(markdown_table(head, lines, 2) + caption([*notes, counted, *source_note(place, files)], False), False)
