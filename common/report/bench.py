@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import merge_results
-from grid import ELEMENT_BYTES, FEW_COLS, MODELS, SWEEPS
+from grid import ELEMENT_BYTES, FEW_COLS, MODELS, SWEEPS, is_in_grid
 from programs import CHILDREN, Failed, Program, programs_in, require_gpu, shown
 from results import ROOT, ReportError, Repository, Timing
 
@@ -113,13 +113,6 @@ def runs_of_batchnorm(
                 flags = ("--shapes", shapes, "--pixels", str(pixels), "--layout", layout, "--dtype", dtype, *alone)
                 name = f"ResNet-50, {pixels} pixels, {layout}, {dtype}"
                 yield run(name, flags, each * len(channels), seconds / 2, 4)
-
-
-def is_in_grid(variant: str, operation: str) -> bool:
-    """Weights about zero, y in eight bits and heads are not: their notes have figures of their own. Bare variants have
-    a run of their own."""
-    apart = variant == "zero_centered" or variant.startswith("bare_")
-    return not apart and not operation.endswith("_quantized") and not operation.startswith("qk_norm")
 
 
 def runs_of(program: Program, full: bool) -> Iterator[Run]:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grid import ELEMENT_BYTES, SMALL, SWEEPS
+from grid import ELEMENT_BYTES, SMALL, SWEEPS, is_counted
 from programs import Failed, Program, programs_in, require_gpu, tool, write_json
 from results import ROOT, ReportError
 
@@ -96,12 +96,20 @@ class Run:
         return f"{self.program.stage} {' '.join(self.flags)}"
 
 
+def ladder_of(program: Program) -> tuple[str, ...]:
+    """The flags that choose what is counted of a stage."""
+    counted = [(v, o) for v, o, _ in program.implementations if is_counted(v, o)]
+    variants, operations = (",".join(dict.fromkeys(names)) for names in zip(*counted))
+    return ("--variant", variants, "--operation", operations)
+
+
 def runs_of(programs: list[Program]) -> list[Run]:
     runs = []
     for program in programs:
-        runs += [Run(program, ("--shapes", shape)) for shape in SMALL]
+        of_ladder = ladder_of(program)
+        runs += [Run(program, ("--shapes", shape, *of_ladder)) for shape in SMALL]
         if program.stage <= WIDE_STAGE:
-            runs.append(Run(program, ("--shapes", LADDER, "--dtype", "fp32")))
+            runs.append(Run(program, ("--shapes", LADDER, "--dtype", "fp32", *of_ladder)))
         if program.stage == WIDE_STAGE and WIDE_VARIANT in program.variants:
             for dtype in ("fp32", "bf16"):
                 for cols in WIDE_COLS:
@@ -109,7 +117,10 @@ def runs_of(programs: list[Program]) -> list[Run]:
                     flags = ("--shapes", f"{rows}x{cols}", "--dtype", dtype, "--variant", WIDE_VARIANT)
                     runs.append(Run(program, flags))
         elif program.stage > WIDE_STAGE and "bf16" in program.dtypes:
-            runs += [Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16")) for cols in LATER_COLS]
+            runs += [
+                Run(program, ("--shapes", f"{2**28 // cols}x{cols}", "--dtype", "bf16", *of_ladder))
+                for cols in LATER_COLS
+            ]
             if program.stage in SWEEPS:
                 final = SWEEPS[program.stage][0][0]
                 runs += [

@@ -97,6 +97,13 @@ REASONS = [
         "As b, and more of it: the kernel's loads are uncoalesced, so that eight times as many sectors arrive from L2",
         most=0.25, more=True,
     ),
+    Reason(
+        "h",
+        r"normalize_channels<.*TrainSteps<",
+        r"shared_load_wavefronts",
+        "The loop asks for a vector of each of two tensors, as the backward pass needs it, and in training both are x. "
+        "nvcc reads that once; the CPU's compiler reads it twice",
+    ),
 ]
 
 

@@ -54,3 +54,15 @@ MODELS = (
     Model("DeepSeek-V3", 7168, "add_rmsnorm_forward"),
     Model("LLaMA 65B", 8192, "add_rmsnorm_forward"),
 )
+
+
+def is_in_grid(variant: str, operation: str) -> bool:
+    """Weights about zero, y in eight bits and heads are not: their notes have figures of their own. Bare variants have
+    a run of their own."""
+    apart = variant == "zero_centered" or variant.startswith("bare_")
+    return not apart and not operation.endswith("_quantized") and not operation.startswith("qk_norm")
+
+
+def is_counted(variant: str, operation: str) -> bool:
+    """Of the grid, what the ladder is made of: the articles' own kernels are beside it."""
+    return is_in_grid(variant, operation) and not variant.startswith("article_")
