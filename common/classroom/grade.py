@@ -1162,7 +1162,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-vetting",
         action="store_true",
-        help="compile sources that hold macros, other includes and calls of the C library",
+        help="compile sources that hold assembly, other includes and calls of the C library",
     )
     parser.add_argument("--again", action="store_true", help="grade what has a grade already")
     parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", help=argparse.SUPPRESS)
