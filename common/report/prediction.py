@@ -197,14 +197,13 @@ def compared(repository: Repository, gpu_name: str, rungs: dict[str, Rung]) -> l
 
 
 def committed(repository: Repository, gpu_name: str, shape: str, *dtypes: str) -> list[Compared]:
-    """Every variant that was counted and measured. What was counted is of today's kernel, so a time of an earlier one
-    has no place beside it."""
+    """Every variant that was counted and measured."""
     rows, cols = (int(extent) for extent in shape.split("x"))
     kernels = [
         kernel for kernel in read_json(repository.root / COUNTS, repository.root)["kernels"]
         if (kernel["rows"], kernel["cols"]) == (rows, cols) and kernel["dtype"] in dtypes
     ]
-    return [entry for entry in compared(repository, gpu_name, rungs_of(kernels)) if not entry.stale]
+    return compared(repository, gpu_name, rungs_of(kernels))
 
 
 def fitted_step(entries: Sequence[Compared]) -> float:
@@ -248,9 +247,13 @@ def signed(off: float) -> str:
 
 
 def predictions_table(place: Place) -> Table:
-    """How far predictions are off, by stage, with the step of gpus.json and with one fitted on the other stages."""
+    """How far predictions are off, by stage, with the step of gpus.json and with one fitted on the other stages. What
+    was counted is of today's kernels, so that a time of an earlier one has no place beside it."""
+    def of_today(*dtypes: str) -> list[Compared]:
+        return [entry for entry in committed(place.repository, place.gpu, shape, *dtypes) if not entry.stale]
+
     shape, dtype = FITTED_ON
-    entries = committed(place.repository, place.gpu, shape, dtype)
+    entries = of_today(dtype)
     if not entries:
         raise ReportError(f"no kernel was counted and measured on {place.gpu} at {shape} in {dtype}")
     others = left_out(entries)
@@ -271,7 +274,7 @@ def predictions_table(place: Place) -> Table:
     lines.append(line("all", entries, entries[0].predicted.step_seconds, unseen))
     head = ["stage", "worst kernel", "kernels", "median", "worst", "step", "median, left out", "worst, left out"]
     right, pairs = in_order(entries)
-    narrow = [entry.off() for entry in committed(place.repository, place.gpu, shape, "fp16", "bf16")]
+    narrow = [entry.off() for entry in of_today("fp16", "bf16")]
     notes = [
         f"{dtype}, {shape.replace('x', ' x ')}, cold: the predicted time against the measured one, median of the sizes "
         "of the differences, and the largest. Left out: with the step that is fitted on the other stages alone",
