@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         note = "; † on an earlier version of the kernel" if any(entry.stale for entry in beside.values()) else ""
         print(f"measured        microseconds, results/{options.gpu}.json, cold cache{note}")
     if not options.stages:
-        print("./worklog run 06 shows all operations of a stage, and the kernels of the articles.")
+        print("./worklog run 06 shows all operations of a stage, in all types, and the kernels of the articles.")
     return 0
 
 
