@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grid import ELEMENT_BYTES, SMALL, SWEEPS, is_counted
+from grid import ELEMENT_BYTES, SMALL, SWEEPS, is_in_grid, is_of_article
 from programs import Failed, Program, programs_in, require_gpu, tool, write_json
 from results import ROOT, ReportError
 
@@ -97,8 +97,8 @@ class Run:
 
 
 def ladder_of(program: Program) -> tuple[str, ...]:
-    """The flags that choose what is counted of a stage."""
-    counted = [(v, o) for v, o, _ in program.implementations if is_counted(v, o)]
+    """The flags that choose what is counted of a stage: of the grid, what is not an article's own kernel."""
+    counted = [(v, o) for v, o, _ in program.implementations if is_in_grid(v, o) and not is_of_article(v)]
     variants, operations = (",".join(dict.fromkeys(names)) for names in zip(*counted))
     return ("--variant", variants, "--operation", operations)
 

@@ -56,13 +56,13 @@ MODELS = (
 )
 
 
+def is_of_article(variant: str) -> bool:
+    """Whether a variant is an article's kernel as it stands, which has tables of its own beside the lesson's."""
+    return variant.startswith(("article_", "bare_"))
+
+
 def is_in_grid(variant: str, operation: str) -> bool:
     """Weights about zero, y in eight bits and heads are not: their notes have figures of their own. Bare variants have
     a run of their own."""
     apart = variant == "zero_centered" or variant.startswith("bare_")
     return not apart and not operation.endswith("_quantized") and not operation.startswith("qk_norm")
-
-
-def is_counted(variant: str, operation: str) -> bool:
-    """Of the grid, what the ladder is made of: the articles' own kernels are beside it."""
-    return is_in_grid(variant, operation) and not variant.startswith("article_")

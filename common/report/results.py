@@ -15,7 +15,7 @@ from typing import Any
 import launches as launched
 import rivals
 import source_hash
-from grid import ELEMENT_BYTES
+from grid import ELEMENT_BYTES, is_of_article
 
 ROOT = source_hash.ROOT
 DEFAULT_GPU = "h200"
@@ -184,11 +184,6 @@ class Launch:
     @property
     def tensor_mib(self) -> float:
         return self.rows * self.cols * self.pixels * ELEMENT_BYTES[self.dtype] / 2**20
-
-
-def is_of_article(variant: str) -> bool:
-    """Whether a variant is an article's kernel as it stands, which has tables of its own beside the lesson's."""
-    return variant.startswith(("article_", "bare_"))
 
 
 @dataclass(frozen=True)

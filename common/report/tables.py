@@ -560,10 +560,10 @@ def verified(place: Place) -> Table:
     """What was verified on a GPU: checks by verdict and the sanitizers, a line for each stage. Where that was of
     earlier kernels, and another GPU has verified those of today, the line is that GPU's."""
     repository = place.repository
+    if not repository.has_verified(place.gpu):
+        return Table(f"*Nothing was verified on {place.gpu} yet.*", False)
     folder = repository.root / "docs" / "verified"
     gpus = [path.stem for path in sorted(folder.glob("*.json"), key=lambda path: path.stem != place.gpu)]
-    if place.gpu not in gpus:
-        return Table(f"*Nothing was verified on {place.gpu} yet.*", False)
     documents = {gpu: repository.verified(gpu) for gpu in gpus}
     lines, used, stale, missing = [], {place.gpu: None}, False, []
     for name in repository.stages():

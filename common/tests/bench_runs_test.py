@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The stages' programs take the flags of bench.py's runs, quick and full: each is made on the CPU layer with a small
-shape in place of its own, and nothing timed. Variants and operations are added to stages long before a GPU is there.
+"""The stages' programs take the flags of bench.py's runs, quick and full, and of counters.py's: each is made on the CPU
+layer with a small shape in place of its own, and nothing timed. Variants and operations are added to stages long before
+a GPU is there.
 
     bench_runs_test.py FOLDER     the folder of the CPU layer's programs
 """
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common/report"))
 
 import bench  # noqa: E402
+import counters  # noqa: E402
 from programs import Program, programs_in  # noqa: E402
 
 FOLDER = Path()
@@ -37,7 +39,8 @@ def made(program: Program, flags: tuple[str, ...]) -> "subprocess.CompletedProce
 
 class BenchRunsTest(unittest.TestCase):
     def check(self, program: Program) -> None:
-        calls = {small(run.flags) for full in (False, True) for run in bench.runs_of(program, full)}
+        runs = [*bench.runs_of(program, False), *bench.runs_of(program, True), *counters.runs_of([program])]
+        calls = {small(run.flags) for run in runs}
         self.assertTrue(calls)
         for flags in sorted(calls):
             with self.subTest(program.stage, flags=" ".join(flags)):
