@@ -71,6 +71,7 @@ enum Operations : unsigned {
   rms_of_sum = 8,
   of_x = layer_of_x | rms_of_x,
   of_sum = layer_of_sum | rms_of_sum,
+  every_layer = layer_of_x | layer_of_sum,
   every_norm = of_x | of_sum,
 };
 

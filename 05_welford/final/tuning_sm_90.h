@@ -26,96 +26,114 @@ inline constexpr int64_t longest = int64_t{1} << 20;  // no team holds longer ro
 inline constexpr Rule whole_vectors[] = {
     // norm      types    from vectors    to  work  kernel: team(known, vectors, threads, resident blocks)
     // Very narrow rows.
-    {every_norm, uniform,       1,       2,    0, lanes(asked, 2, 1)},  // a lane to a row
-    {every_norm, uniform,       3,       4,    0, lanes(asked, 2, 2)},  // two lanes to a row
-    {every_norm, any_types,     1,       8,    0, lanes(asked, 2, 4), "64 columns of 16 bits"},  // four lanes
+    {every_norm,  uniform,       1,       2,     0, lanes(asked, 2, 1)},  // a lane to a row
+    {every_norm,  uniform,       3,       4,     0, lanes(asked, 2, 2)},  // two lanes to a row
+    {layer_of_x,  uniform,       8,       8,     0, lanes(full, 2, 4), "64 columns of 16 bits"},  // four lanes
+    {every_norm,  any_types,     1,       8,     0, lanes(asked, 2, 4), "sum: 64 columns of 16 bits"},  // four lanes
 
     // Few rows, all under way at once: few vectors to a thread, and gamma and beta are on their way with them. So much
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
-    {every_norm, any_bits16,    9,      64,  256, block(given, 2, 128, 1, fewest_blocks), "few rows of 128 columns"},
-    {every_norm, uniform,      65,     256,  512, block(full, 2, 128, 1, fewest_blocks), "1 x 2048 of 16 bits"},
-    {every_norm, any_bits16,   65,     256,  512, block(given, 2, 128, 1, fewest_blocks), "768 columns"},
-    {every_norm, any_types,    65,     256,  512, block(asked, 2, 128, 1, fewest_blocks)},
-    {of_sum,     uniform,      65,     256, 2048, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
-    {of_x,       uniform,      65,     128, 1024, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
-    {of_x,       uniform,     129,     256, 4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
-    {every_norm, mixed,        65,     256, 1024, block(given, 2, 128, 1, few_blocks)},
-    {every_norm, any_types,    65,     256, 1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
-    {every_norm, uniform,     257,    1024,  512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
-    {every_norm, mixed,       257,    1024,  512, block(given, 2, 512, 1, fewest_blocks)},
-    {every_norm, any_types,   257,    1024,  512, block(asked, 2, 512, 1, fewest_blocks), "32 x 2880 of 16 bits"},
-    {of_sum,     uniform,     257,    1024, 2048, block(full, 2, 512, 1, few_blocks), "sum of 256 x 4096"},
-    {of_x,       uniform,     257,    1024, 4096, block(full, 2, 512, 1, few_blocks), "256 x 4096"},
-    {every_norm, any_bits16, 1025,    8192, 2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
-    {every_norm, any_bits16, 1025,    8192, 2048, cluster(asked, 2, 512, 1, few)},
-    {every_norm, fp32,       1025,    8192, 1024, cluster(given, 2, 512, 1, few)},  // 1 x 16384
-    {every_norm, fp32,       8193,   16384, 1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
-    {every_norm, fp32,       1025,   16384, 1024, cluster(asked, 4, 512, 1, few)},
+    {every_norm,  any_bits16,    9,      64,   256, block(given, 2, 128, 1, fewest_blocks), "few rows of 128 columns"},
+    {every_norm,  uniform,      65,     256,   512, block(full, 2, 128, 1, fewest_blocks), "1 x 2048 of 16 bits"},
+    {every_norm,  any_bits16,   65,     256,   512, block(given, 2, 128, 1, fewest_blocks), "few rows of 768"},
+    {every_norm,  any_types,    65,     256,   512, block(asked, 2, 128, 1, fewest_blocks)},
+    {of_sum,      uniform,      65,     256, 16384, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
+    {of_x,        uniform,      65,     128,  4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
+    {of_x,        uniform,     129,     256,  8192, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
+    {every_norm,  mixed,        65,     256,  1024, block(given, 2, 128, 1, few_blocks)},
+    {every_norm,  any_types,    65,     256,  1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
+    {rms_of_x,    any_types,   129,     256, 16384, block(asked, 2, 128, 1, few_blocks), "2048 x 1600 of 16 bits"},
+    {of_sum,      any_types,    65,     256, 16384, block(asked, 2, 128, 1, few_blocks), "sum of 8192 x 768"},
+    {layer_of_x,  any_types,   129,     256,  2048, block(asked, 2, 128, 1, few_blocks), "1024 x 1600 of 16 bits"},
+    {every_norm,  uniform,     257,    1024,   512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
+    {every_norm,  mixed,       257,    1024,   512, block(given, 2, 512, 1, fewest_blocks)},
+    {every_norm,  any_types,   257,    1024,   512, block(asked, 2, 512, 1, fewest_blocks), "32 x 2880 of 16 bits"},
+    {of_sum,      uniform,     257,    1024, 16384, block(full, 2, 512, 1, few_blocks), "sum of 256 x 4096"},
+    {of_x,        uniform,     257,    1024,  4096, block(full, 2, 512, 1, few_blocks), "256 x 4096"},
+    {of_x,        uniform,     257,     512,  2048, block(given, 2, 512, 1, few_blocks), "512 x 2880 of 16 bits"},
+    {every_norm,  any_bits16, 1025,    4096,   512, cluster(given, 2, 256, 1, few), "1 x 18432: five blocks to a row"},
+    {every_layer, any_bits16, 1025,    2048,  1024, cluster(given, 2, 512, 1, few)},
+    {every_norm,  any_bits16, 1025,    2048,  2048, block(given, 4, 512, 1, few_blocks), "128 x 12288"},
+    {rms_of_sum,  any_bits16, 1025,    2048, 32768, block(given, 4, 512, 1, few_blocks), "sum of 512 x 14336"},
+    {every_norm,  any_bits16, 2049,    8192,  2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
+    {every_norm,  any_bits16, 1025,    8192,  2048, cluster(asked, 2, 512, 1, few)},
+    {every_norm,  fp32,       1025,    8192,  1024, cluster(given, 2, 512, 1, few)},  // 1 x 16384
+    {every_norm,  fp32,       8193,   16384,  1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
+    {every_norm,  fp32,       1025,   16384,  1024, cluster(asked, 4, 512, 1, few)},
 
-    // A norm of x: rows for some lanes of a warp, or for a warp.
-    {of_x,       any_types,     9,      16,    0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes to a row
-    {of_x,       any_types,    17,      32,    0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes
-    {of_x,       any_types,    33,      64,    0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen
-    {of_x,       any_types,    65,     128,    0, lanes(asked, 4, 32), "1024 columns of 16 bits"},  // a warp to a row
-    {of_x,       uniform,     129,     160,    0, lanes(given, 5, 32), "1280 columns"},  // of 16 bits
-    {of_x,       bits16,      161,     224,    0, lanes(given, 7, 32), "1536 columns"},
+    // A norm of x: rows for some lanes of a warp, or for a warp. First those of tensors of up to some 64 MiB: gamma is
+    // loaded with x, and the cache needs no advice.
+    {of_x,        uniform,       9,      16, 65536, lanes(given, 2, 8, few), "131072 x 128"},  // eight lanes to a row
+    {of_x,        uniform,      17,      32, 65536, lanes(given, 2, 16, few)},  // sixteen
+    {of_x,        uniform,      33,      64, 32768, lanes(given, 2, 32, few)},  // a warp
+    {of_x,        uniform,      65,      96, 32768, lanes(given, 3, 32, few), "8192 x 768"},
+    {of_x,        uniform,      97,     128, 32768, lanes(given, 4, 32, few)},
+    {layer_of_x,  bits16,       65,      96,     0, lanes(given, 3, 32), "768 columns"},
+    {of_x,        any_types,     9,      16,     0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes
+    {of_x,        any_types,    17,      32,     0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes
+    {of_x,        any_types,    33,      64,     0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen
+    {of_x,        any_types,    65,     128,     0, lanes(asked, 4, 32), "1024 columns of 16 bits"},  // a warp to a row
+    {of_x,        uniform,     129,     160,     0, lanes(given, 5, 32), "1280 columns"},  // of 16 bits
+    {of_x,        bits16,      161,     224,     0, lanes(given, 7, 32), "1536 columns"},
 
     // A norm of x: rows for a block.
-    {of_x,       fp32,        161,     512,    0, block(given, 2, 256, 6), "1024 and 2048 columns"},
-    {rms_of_x,   bits16,      512,    1024,    0, block(full, 2, 512, 4), "no mean: registers for twice the threads"},
-    {layer_of_x, bits16,      225,    1536,    0, block(full, 4, 384, 3), "12288 columns: from 61.4 to 54.2 us"},
-    {of_x,       fp32,        513,    2048,    0, block(full, 4, 512, 2), "4096 and 8192 columns"},
-    {of_x,       uniform,     161,    2048,    0, block(given, 4, 512, 3), "rows that do not fill their warps"},
-    {of_x,       any_types,     1,    2048,    0, block(asked, 4, 512, 1)},  // any row of this length
-    {of_x,       fp32,       4096,    4096,    0, block(full, 8, 512, 2), "16384 columns"},
-    {of_x,       any_types,  2049,    4096,    0, block(given, 8, 512, 2), "32768 columns of 16 bits"},
-    {of_x,       any_types,  2049,    4096,    0, block(asked, 8, 512, 1)},  // any row of this length
+    {of_x,        fp32,        161,     512,     0, block(given, 2, 256, 6), "1024 and 2048 columns"},
+    {rms_of_x,    bits16,      512,    1024,     0, block(full, 2, 512, 4), "no mean: registers for twice the threads"},
+    {layer_of_x,  bits16,      225,    1536,     0, block(full, 4, 384, 3), "12288 columns: from 61.4 to 54.2 us"},
+    {of_x,        fp32,        513,    2048,     0, block(full, 4, 512, 2), "4096 and 8192 columns"},
+    {of_x,        uniform,     161,    2048,     0, block(given, 4, 512, 3), "rows that do not fill their warps"},
+    {of_x,        any_types,     1,    2048,     0, block(asked, 4, 512, 1)},  // any row of this length
+    {of_x,        fp32,       2049,    3072,     0, block(full, 3, 1024, 2), "12288 columns of fp32"},
+    {of_x,        fp32,       2049,    4096,     0, block(full, 8, 512, 2), "16384 columns"},
+    {of_x,        any_types,  2049,    4096,     0, block(given, 8, 512, 2), "32768 columns of 16 bits"},
+    {of_x,        any_types,  2049,    4096,     0, block(asked, 8, 512, 1)},  // any row of this length
 
     // A norm of x: rows for a cluster. Where there are enough of them, clusters stay and take one after the other.
-    {of_x,       uniform,    4097, longest,    0, persistent(asked, 8, 256, 3, 2), "many wide rows"},
-    {of_x,       mixed,      4097, longest,    0, persistent(asked, 4, 256, 3, 2)},  // many wide rows
-    {of_x,       fp32,      57345, longest,    0, persistent(asked, 8, 512, 3, 1), "262144 columns"},
-    {of_x,       fp32,       4097,   32768,    0, cluster(given, 8, 512, 2)},  // not enough rows for those
-    {of_x,       fp32,       4097,   32768,    0, cluster(asked, 8, 512, 1)},
-    {of_x,       fp32,      32769, longest,    0, cluster(asked, 8, 1024, 1)},  // the same, up to 262144 columns
-    {of_x,       bits16,     4097,   28672,    0, cluster(given, 7, 512, 2)},  // not enough rows for those
-    {of_x,       any_bits16, 4097, longest,    0, cluster(asked, 7, 1024, 1)},  // the same, up to 458752 columns
+    {of_x,        uniform,    4097, longest,     0, persistent(asked, 8, 256, 3, 2), "many wide rows"},
+    {of_x,        mixed,      4097, longest,     0, persistent(asked, 4, 256, 3, 2)},  // many wide rows
+    {of_x,        fp32,      57345, longest,     0, persistent(asked, 8, 512, 3, 1), "262144 columns"},
+    {of_x,        fp32,       4097,   32768,     0, cluster(given, 8, 512, 2)},  // not enough rows for those
+    {of_x,        fp32,       4097,   32768,     0, cluster(asked, 8, 512, 1)},
+    {of_x,        fp32,      32769, longest,     0, cluster(asked, 8, 1024, 1)},  // the same, up to 262144 columns
+    {of_x,        bits16,     4097,   28672,     0, cluster(given, 7, 512, 2)},  // not enough rows for those
+    {of_x,        any_bits16, 4097, longest,     0, cluster(asked, 7, 1024, 1)},  // the same, up to 458752 columns
 
     // A norm of a sum reads two tensors: twice the loads to a vector.
-    {of_sum,     any_types,     9,      16,    0, lanes(asked, 2, 8), "sum: 128 columns of 16 bits"},  // eight lanes
-    {of_sum,     any_types,    17,      32,    0, lanes(asked, 2, 16), "sum: 256 columns of 16 bits"},  // sixteen
-    {of_sum,     any_types,    33,      64,    0, lanes(asked, 2, 32), "sum: 512 columns of 16 bits"},  // a warp
-    {of_sum,     any_types,    65,    1024,    0, block(given, 4, 256, 4), "sum: 1024 to 8192 columns of 16 bits"},
-    {of_sum,     uniform,    1025,    2048,    0, block(full, 4, 512, 2), "sum: 16384 columns of 16 bits"},
-    {of_sum,     any_types,  1025,    2048,    0, block(given, 4, 512, 2), "sum: 15872 columns of fp16"},
-    {of_sum,     any_types,     1,    2048,    0, block(asked, 4, 512, 1)},  // any row of this length
-    {of_sum,     fp32,       4096,    4096,    0, block(full, 8, 512, 2), "sum: 16384 columns"},
-    {of_sum,     any_types,  2049,    4096,    0, block(asked, 4, 1024, 1), "sum: 32768 columns of 16 bits"},
-    {of_sum,     uniform,    4097, longest,    0, persistent(asked, 4, 256, 3, 2), "sum: many wide rows"},
-    {of_sum,     any_types,  4097, longest,    0, persistent(asked, 4, 512, 3, 1), "sum: rows twice as wide"},
-    {of_sum,     uniform,    4097,   16384,    0, cluster(given, 4, 512, 2)},  // not enough rows for those
-    {of_sum,     any_types,  4097,   32768,    0, cluster(asked, 4, 1024, 1)},  // the same, up to 262144 of 16 bits
-    {of_sum,     fp32,      32769, longest,    0, cluster(asked, 8, 1024, 1), "sum: 262144 columns"},
+    {of_sum,      any_types,     9,      16,     0, lanes(asked, 2, 8), "sum: 128 columns of 16 bits"},  // eight lanes
+    {of_sum,      any_types,    17,      32,     0, lanes(asked, 2, 16), "sum: 256 columns of 16 bits"},  // sixteen
+    {of_sum,      any_types,    33,      64,     0, lanes(asked, 2, 32), "sum: 512 columns of 16 bits"},  // a warp
+    {of_sum,      any_types,    65,    1024,     0, block(given, 4, 256, 4), "sum: 1024 to 8192 columns of 16 bits"},
+    {of_sum,      uniform,    1025,    2048,     0, block(full, 4, 512, 2), "sum: 16384 columns of 16 bits"},
+    {of_sum,      any_types,  1025,    2048,     0, block(given, 4, 512, 2), "sum: 15872 columns of fp16"},
+    {of_sum,      any_types,     1,    2048,     0, block(asked, 4, 512, 1)},  // any row of this length
+    {of_sum,      fp32,       4096,    4096,     0, block(full, 8, 512, 2), "sum: 16384 columns"},
+    {of_sum,      any_types,  2049,    4096,     0, block(asked, 4, 1024, 1), "sum: 32768 columns of 16 bits"},
+    {of_sum,      uniform,    4097, longest,     0, persistent(asked, 4, 256, 3, 2), "sum: many wide rows"},
+    {of_sum,      any_types,  4097, longest,     0, persistent(asked, 4, 512, 3, 1), "sum: rows twice as wide"},
+    {of_sum,      uniform,    4097,   16384,     0, cluster(given, 4, 512, 2)},  // not enough rows for those
+    {of_sum,      any_types,  4097,   32768,     0, cluster(asked, 4, 1024, 1)},  // the same, up to 262144 of 16 bits
+    {of_sum,      fp32,      32769, longest,     0, cluster(asked, 8, 1024, 1), "sum: 262144 columns"},
 };
 
 // Rows that start and end anywhere. The kernels are the same, with edges, and need more registers.
 inline constexpr Rule straddling[] = {
-    {every_norm, any_types,     0,     128,    0, lanes(asked, 4, 32), "1023 columns of 16 bits"},  // a warp to a row
-    {of_x,       fp32,        129,     224,    0, lanes(asked, 8, 32)},
-    {of_x,       bits16,      129,     256,    0, lanes(asked, 8, 32)},
-    {of_x,       fp32,        225,    2048,    0, block(given, 4, 512, 2), "1023 and 4097 columns"},
-    {of_x,       fp32,       2049,    3584,    0, block(given, 7, 512, 2), "12289 columns"},
-    {of_x,       bits16,      225,    4096,    0, block(given, 8, 512, 2), "4097 columns"},
-    {of_x,       any_types,   129,    4096,    0, block(asked, 8, 512, 1)},  // any row of this length
-    {of_x,       uniform,    3585, longest,    0, persistent(given, 7, 512, 3, 1), "many wide rows, 50257 columns"},
-    {of_x,       uniform,    3585, longest,    0, persistent(given, 8, 256, 3, 2)},  // where 7 x 512 come out uneven
-    {of_x,       mixed,      4097, longest,    0, persistent(given, 4, 512, 3, 1)},  // many wide rows
-    {of_x,       any_types,  4097, longest,    0, cluster(asked, 7, 512, 1)},  // not enough rows for those
-    {of_sum,     uniform,     129,    2048,    0, block(given, 4, 512, 2), "sum: 4097 columns"},
-    {of_sum,     any_types,   129,    4096,    0, block(asked, 4, 1024, 1), "sum: 12289 columns of fp32"},  // any row
-    {of_sum,     any_types,  4097, longest,    0, persistent(given, 4, 512, 3, 1), "sum: many wide rows, 50257 cols"},
-    {of_sum,     any_types,  4097, longest,    0, cluster(asked, 8, 512, 1)},  // not enough rows for those
+    {every_norm,  any_types,     0,     128,     0, lanes(asked, 4, 32), "1023 columns of 16 bits"},  // a warp to a row
+    {of_x,        fp32,        129,     224,     0, lanes(asked, 8, 32)},
+    {of_x,        bits16,      129,     256,     0, lanes(asked, 8, 32)},
+    {of_x,        fp32,        225,    2048,     0, block(given, 4, 512, 2), "1023 and 4097 columns"},
+    {of_x,        fp32,       2049,    3584,     0, block(given, 7, 512, 2), "12289 columns"},
+    {layer_of_x,  bits16,     3585,    4096,     0, persistent(given, 8, 256, 3, 2)},
+    {of_x,        uniform,     225,    4096,     0, block(given, 8, 512, 2), "4097 columns"},
+    {of_x,        any_types,   129,    4096,     0, block(asked, 8, 512, 1)},  // any row of this length
+    {of_x,        uniform,    4097, longest,     0, persistent(given, 7, 512, 3, 1), "many wide rows, 50257 columns"},
+    {of_x,        uniform,    4097, longest,     0, persistent(given, 8, 256, 3, 2)},  // where 7 x 512 come out uneven
+    {of_x,        mixed,      4097, longest,     0, persistent(given, 4, 512, 3, 1)},  // many wide rows
+    {of_x,        any_types,  4097, longest,     0, cluster(asked, 7, 512, 1)},  // not enough rows for those
+    {of_sum,      uniform,     129,    2048,     0, block(given, 4, 512, 2), "sum: 4097 columns"},
+    {of_sum,      any_types,   129,    4096,     0, block(asked, 4, 1024, 1), "sum: 12289 columns of fp32"},  // any row
+    {of_sum,      any_types,  4097, longest,     0, persistent(given, 4, 512, 3, 1), "sum: many wide rows, 50257 cols"},
+    {of_sum,      any_types,  4097, longest,     0, cluster(asked, 8, 512, 1)},  // not enough rows for those
 };
 
 // Rows up to 512 columns that are no whole vectors. Without gaps between them, and enough of them for all

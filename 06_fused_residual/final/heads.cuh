@@ -1,4 +1,4 @@
-// Heads of q and k whose rows are whole 16-byte vectors: a few lanes of a warp to a row, and several rows at once.
+// Heads of q and k whose rows are whole 16-byte vectors: a few lanes of a warp to a row, and several tokens at once.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace worklog::fused_residual {
 
 using warp_shuffle::all_lanes;
 
-inline constexpr int threads_of_final_heads = 128;  // of a block
+inline constexpr int threads_of_final_heads = 256;  // of a block
 
 // [snippet: normalize_heads]
 template <class T, int vectors>
@@ -27,14 +27,19 @@ __device__ inline float sum_of_squares(const uint4 (&bits)[vectors], float scale
   return squares;
 }
 
-// `width` lanes to a row, `vectors` vectors of it to a lane, which holds them: a row is read once. And several rows at
-// once: all their loads are on their way before a lane waits for the first. q and k have blocks of their own, so that
-// a lane multiplies by the same factors in all rows. An output may lie where its input does.
-template <class T, class G, int width, int vectors, int rows_at_once>
-__global__ void __launch_bounds__(threads_of_final_heads) normalize_heads(QkNormForward<T, G> p) {
-  constexpr unsigned rows_of_pass = threads_of_final_heads / width, rows_of_block = rows_of_pass * rows_at_once;
-  const Heads<T, G> all = heads_of(p, blockIdx.y == 1);
-  const auto rows = static_cast<unsigned>(all.rows);
+// `width` lanes to a row, `vectors` vectors of it to a lane, which holds them: a row is read once. And several tokens
+// at once: all their loads are on their way before a lane waits for the first. A block has one head, of q or of k: so
+// no row's number has to be divided, and a lane multiplies by the same factors throughout. An output may lie where its
+// input does.
+template <class T, class G, int width, int vectors, int tokens_at_once>
+__global__ void __launch_bounds__(threads_of_final_heads, vectors == 1 ? 8 : 4) normalize_heads(QkNormForward<T, G> p) {
+  constexpr unsigned tokens_of_pass = threads_of_final_heads / width, tokens_of_block = tokens_of_pass * tokens_at_once;
+  const bool is_k = blockIdx.x >= p.q_heads;
+  const Heads<T, G> all = heads_of(p, is_k);
+  const int64_t head = is_k ? blockIdx.x - p.q_heads : blockIdx.x;
+  const T* const x = all.x + head * all.x_stride.head;
+  T* const y = all.y + head * all.y_stride.head;
+  const auto tokens = static_cast<unsigned>(p.tokens);
   const int lane = static_cast<int>(threadIdx.x) % width, cols = static_cast<int>(p.head_dim);
   const float inverse_cols = 1.0f / static_cast<float>(cols);
   const auto column = [&](int v) { return (lane + v * width) * vector_size<T>; };
@@ -43,37 +48,38 @@ __global__ void __launch_bounds__(threads_of_final_heads) normalize_heads(QkNorm
   for (int v = 0; v < vectors; ++v) {
     if (column(v) < cols) factors[v] = factors_of_head<true>(p, all.gamma, column(v));
   }
-  for (unsigned first = blockIdx.x * rows_of_block; first < rows; first += gridDim.x * rows_of_block) {
-    const auto row = [&](int r) { return first + r * rows_of_pass + threadIdx.x / width; };
-    uint4 bits[rows_at_once][vectors] = {};
+  for (unsigned first = blockIdx.y * tokens_of_block; first < tokens; first += gridDim.y * tokens_of_block) {
+    const auto token = [&](int i) { return first + i * tokens_of_pass + threadIdx.x / width; };
+    uint4 bits[tokens_at_once][vectors] = {};
 #pragma unroll
-    for (int r = 0; r < rows_at_once; ++r) {
+    for (int i = 0; i < tokens_at_once; ++i) {
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        if (row(r) >= rows || column(v) >= cols) continue;
-        bits[r][v] = vectorized::load<true>(all.x + all.offset(row(r), all.x_stride), column(v), cols);
+        if (token(i) >= tokens || column(v) >= cols) continue;
+        bits[i][v] = vectorized::load<true>(x + token(i) * all.x_stride.token, column(v), cols);
       }
     }
 #pragma unroll
-    for (int r = 0; r < rows_at_once; ++r) {  // lanes without a row go along, since shuffles are for a whole warp
-      float scale = 1.0f, mean_square = warp_sum<width>(sum_of_squares<T>(bits[r], scale)) * inverse_cols;
+    for (int i = 0; i < tokens_at_once; ++i) {  // lanes without a row go along: shuffles are for a whole warp
+      float scale = 1.0f, mean_square = warp_sum<width>(sum_of_squares<T>(bits[i], scale)) * inverse_cols;
       const bool overflows = !isfinite(mean_square);
       if (__any_sync(all_lanes, overflows)) {  // again, so small that no square can; other rows do not change
         if (overflows) scale = 0x1p-80f;
-        mean_square = warp_sum<width>(sum_of_squares<T>(bits[r], scale)) * inverse_cols;
+        mean_square = warp_sum<width>(sum_of_squares<T>(bits[i], scale)) * inverse_cols;
       }
-      if (row(r) >= rows) continue;
+      if (token(i) >= tokens) continue;
       const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         if (column(v) >= cols) continue;
-        Floats<T> x = unpack<T>(bits[r][v]);
+        Floats<T> values = unpack<T>(bits[i][v]);
         if (scale < 1.0f) {
-          for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;
+          for (int k = 0; k < vector_size<T>; ++k) values.at[k] *= scale;
         }
-        store_head<true>(p, all.y + all.offset(row(r), all.y_stride), column(v), x, rstd, factors[v]);
+        store_head<true>(p, y + token(i) * all.y_stride.token, column(v), values, rstd, factors[v]);
       }
-      if (lane == 0 && all.rstd) all.rstd[row(r)] = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
+      if (lane > 0 || !all.rstd) continue;
+      all.rstd[token(i) * all.heads + head] = mean_square == 0.0f ? rsqrtf(p.eps) : rstd * scale;
     }
   }
 }
@@ -93,24 +99,30 @@ bool is_whole(const QkNormForward<T, G>& p) {
          welford::on_boundaries(p.k_gamma, 0);
 }
 
-template <int width, int vectors, int rows_at_once, class T, class G>
+template <int width, int vectors, int tokens_at_once, class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, const char* rule, cudaStream_t stream) {
-  constexpr int rows_of_block = threads_of_final_heads / width * rows_at_once;
-  launch(normalize_heads<T, G, width, vectors, rows_at_once>,
-         {.grid = grid_of_heads(p, rows_of_block), .block = threads_of_final_heads, .rule = rule, .stream = stream}, p);
+  constexpr int64_t tokens_of_block = threads_of_final_heads / width * tokens_at_once;
+  constexpr int64_t largest_y = 65535;  // of a grid
+  const int64_t blocks = std::min((p.tokens + tokens_of_block - 1) / tokens_of_block, largest_y);
+  launch(normalize_heads<T, G, width, vectors, tokens_at_once>,
+         {.grid = dim3(static_cast<unsigned>(p.q_heads + p.k_heads), static_cast<unsigned>(blocks)),
+          .block = threads_of_final_heads,
+          .rule = rule,
+          .stream = stream},
+         p);
 }
 
-// A vector to a lane and four rows at once, or as many vectors in longer rows. Still longer rows, those that are not
-// whole vectors, and more rows than 31 bits count are read twice.
+// A vector to a lane and two tokens at once, or as many vectors in longer rows and one token. Still longer rows, those
+// that are not whole vectors, and more tokens or heads than 31 bits count are read twice.
 template <class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, cudaStream_t stream) {
   const int64_t vectors = p.head_dim / vector_size<T>;
-  const bool are_countable = p.tokens * std::max(p.q_heads, p.k_heads) <= INT32_MAX;
+  const bool are_countable = p.tokens <= INT32_MAX && p.q_heads + p.k_heads <= INT32_MAX;
   if (p.tokens == 0 || !is_whole(p) || vectors > 128 || !are_countable) return warp_per_head(p, stream);
-  if (vectors <= 8) return launch_heads<8, 1, 4>(p, "heads of up to 64 columns of 16 bits", stream);
-  if (vectors <= 16) return launch_heads<16, 1, 4>(p, "heads of up to 128 columns of 16 bits", stream);
-  if (vectors <= 32) return launch_heads<32, 1, 4>(p, "heads of up to 256 columns of 16 bits", stream);
-  if (vectors <= 64) return launch_heads<32, 2, 2>(p, "heads of up to 512 columns of 16 bits", stream);
+  if (vectors <= 8) return launch_heads<8, 1, 2>(p, "heads of up to 64 columns of 16 bits", stream);
+  if (vectors <= 16) return launch_heads<16, 1, 2>(p, "heads of up to 128 columns of 16 bits", stream);
+  if (vectors <= 32) return launch_heads<32, 1, 2>(p, "heads of up to 256 columns of 16 bits", stream);
+  if (vectors <= 64) return launch_heads<32, 2, 1>(p, "heads of up to 512 columns of 16 bits", stream);
   launch_heads<32, 4, 1>(p, "heads of up to 1024 columns of 16 bits", stream);
 }
 // [/snippet]
