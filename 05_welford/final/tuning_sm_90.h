@@ -45,13 +45,13 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  any_types,    65,     256,  1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
     {rms_of_x,    any_types,   129,     256, 16384, block(asked, 2, 128, 1, few_blocks), "2048 x 1600 of 16 bits"},
     {of_sum,      any_types,    65,     256, 16384, block(asked, 2, 128, 1, few_blocks), "sum of 8192 x 768"},
-    {layer_of_x,  any_types,   129,     256,  2048, block(asked, 2, 128, 1, few_blocks), "1024 x 1600 of 16 bits"},
+    {layer_of_x,  any_types,   129,     256,  2048, block(asked, 2, 128, 1, few_blocks)},  // 1024 x 1600 of 16 bits
     {every_norm,  uniform,     257,    1024,   512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
     {every_norm,  mixed,       257,    1024,   512, block(given, 2, 512, 1, fewest_blocks)},
     {every_norm,  any_types,   257,    1024,   512, block(asked, 2, 512, 1, fewest_blocks), "32 x 2880 of 16 bits"},
     {of_sum,      uniform,     257,    1024, 16384, block(full, 2, 512, 1, few_blocks), "sum of 256 x 4096"},
     {of_x,        uniform,     257,    1024,  4096, block(full, 2, 512, 1, few_blocks), "256 x 4096"},
-    {of_x,        uniform,     257,     512,  2048, block(given, 2, 512, 1, few_blocks), "512 x 2880 of 16 bits"},
+    {of_x,        uniform,     257,     512,  2048, block(given, 2, 512, 1, few_blocks)},  // 512 x 2880 of 16 bits
     {every_norm,  any_bits16, 1025,    4096,   512, cluster(given, 2, 256, 1, few), "1 x 18432: five blocks to a row"},
     {every_layer, any_bits16, 1025,    2048,  1024, cluster(given, 2, 512, 1, few)},
     {every_norm,  any_bits16, 1025,    2048,  2048, block(given, 4, 512, 1, few_blocks), "128 x 12288"},
@@ -65,11 +65,11 @@ inline constexpr Rule whole_vectors[] = {
     // A norm of x: rows for some lanes of a warp, or for a warp. First those of tensors of up to some 64 MiB: gamma is
     // loaded with x, and the cache needs no advice.
     {of_x,        uniform,       9,      16, 65536, lanes(given, 2, 8, few), "131072 x 128"},  // eight lanes to a row
-    {of_x,        uniform,      17,      32, 65536, lanes(given, 2, 16, few)},  // sixteen
-    {of_x,        uniform,      33,      64, 32768, lanes(given, 2, 32, few)},  // a warp
+    {of_x,        uniform,      17,      32, 65536, lanes(given, 2, 16, few), "131072 x 128 of fp32"},  // sixteen
+    {of_x,        uniform,      33,      64, 32768, lanes(given, 2, 32, few)},  // a warp to a row
     {of_x,        uniform,      65,      96, 32768, lanes(given, 3, 32, few), "8192 x 768"},
     {of_x,        uniform,      97,     128, 32768, lanes(given, 4, 32, few)},
-    {layer_of_x,  bits16,       65,      96,     0, lanes(given, 3, 32), "768 columns"},
+    {layer_of_x,  bits16,       65,      96,     0, lanes(given, 3, 32)},  // 768 columns
     {of_x,        any_types,     9,      16,     0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes
     {of_x,        any_types,    17,      32,     0, lanes(asked, 4, 8), "256 columns of 16 bits"},  // eight lanes
     {of_x,        any_types,    33,      64,     0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen

@@ -166,12 +166,12 @@ def rivals_lines(document: dict[str, Any], found: Sequence[Verdict], runs: Runs)
 
 
 def rotation(place: Place) -> Table:
-    """Cold times with one set of tensors and with several, in two ways (common/report/rotation.py)."""
+    """Cold times with one set of tensors and with several, in two ways (common/report/rotation.py). It is an experiment
+    about the flush, with the kernels of its commit, and stays one when they change: nothing in it is stale."""
     name = f"rotation_{place.gpu}"
     if not place.repository.has_data(name):
         return Table(f"*Tensors were not rotated on {place.gpu} yet.*", False)
     data = place.repository.data(name)
-    stale = place.repository.data_is_stale(name)
     cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # case: contender: way: microseconds
     for key, figure in data["figures"].items():
         contender, operation, dtype, shape, way = key.split("/")
@@ -182,12 +182,12 @@ def rotation(place: Place) -> Table:
     for (operation, of_shape), found in cases.items():
         for way, words in (("one", "one"), ("in_step", "several, in step"), ("several", "several")):
             times = [significant(found[name][way]) if way in found.get(name, {}) else MISSING for name in names]
-            lines.append([dagger(operation, stale), of_shape, words, *times])
+            lines.append([operation, of_shape, words, *times])
     head = ["operation", "case", "sets of tensors", *(f"{label(name)}, µs" for name in names)]
     source = ResultFile(place.repository.root / "docs/data" / f"{name}.json",
                         {key: str(value) for key, value in data["context"].items()}, (), ())
     notes = [f"Cold. {data['context']['title']}", *source_note(place, [source])]
-    return Table(markdown_table(head, lines, 3) + caption(notes, stale), stale)
+    return Table(markdown_table(head, lines, 3) + caption(notes, False), False)
 
 
 def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:

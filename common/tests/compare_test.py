@@ -553,7 +553,7 @@ class Tables(unittest.TestCase):
             place = Place(results.Repository(root), root / "docs" / "compare.md", {}, "h100")
             text = compare_tables.rotation(place).text
         self.assertIn("| operation | case | sets of tensors | ours, µs | cuDNN, µs |", text)
-        self.assertIn("| `layernorm_forward`† | bf16, 1024 x 4096 | several, in step | 10.1 | 9.00 |", text)
+        self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 | several, in step | 10.1 | 9.00 |", text)
 
     def test_figures_of_a_cell(self) -> None:
         content = document([
