@@ -73,6 +73,11 @@ RULES = {
         "16 bits without": (
             "1x520,1x2056,1x8200,600x1000,132x4104,132x16392", *OF_MIXED, "--without", "gamma,beta",
         ),
+        "rows that fit the cache": (
+            "64x64,64x32,256x2880,256x1440,2048x384,2048x500,2048x768,2048x1000,128x12288",
+        ),
+        "rows that fit it, without": ("600x64,600x128,600x256,600x512", "--without", "gamma,beta"),
+        "rows that fit it, fp32 parameters": ("128x12288,3000x12288", *OF_MIXED),
         "any batch": ("1x520,1x1032,1x1288,1x2056,1x4104,1x8200,1x16392", "--batch-invariant"),
         "any batch, fp32 parameters": ("1x257,1x520,1x16383,1x16385", *OF_MIXED, "--batch-invariant"),
         "misaligned": ("1x1032", "--misalign", "1"),
