@@ -49,8 +49,7 @@ struct Heads {
   HeadStrides x_stride, y_stride;
 
   // Where row i starts, in elements behind the first row.
-  template <class Index>
-  __device__ int64_t offset(Index i, HeadStrides stride) const {
+  __device__ int64_t offset(int64_t i, HeadStrides stride) const {
     const auto [token, head] = token_head(i, heads);
     return token * stride.token + head * stride.head;
   }

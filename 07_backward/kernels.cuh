@@ -19,7 +19,7 @@ namespace worklog::backward {
 using warp_shuffle::lanes;
 
 // [snippet: atomics]
-// One partial row for all: every block adds each of its elements to it.
+// One row of sums for all: every block adds its elements to it.
 template <class T, class G>
 __global__ void __launch_bounds__(threads_of_row) dx_and_atomics(LayerNormBackward<T, G> p, PartialRows partial) {
   __shared__ float scratch[lanes];

@@ -32,7 +32,7 @@ __device__ inline void merge_sets(Moments* sets, int count, int channels, int th
 // [/snippet]
 
 // [snippet: moments_of_set]
-// Of element k of each row's vector, in up to four rows. The first value is near the others.
+// Of element k of each row's vector, in up to four rows: differences are from the first.
 template <class T>
 __device__ inline Moments moments_of_set(const Floats<T> (&x)[rows_of_set], int k, int rows, float share, float scale,
                                          float pivot) {

@@ -4,6 +4,7 @@
 
 #include "03_warp_shuffle/kernels.cuh"
 #include "05_welford/final/sums.cuh"
+#include "05_welford/held.cuh"
 
 namespace worklog::welford {
 
@@ -37,12 +38,7 @@ struct Count {
   float count;
   float inverse;
 
-  // Exact where the quotient is a float: a row of equal values has their value as its mean. That is what the second
-  // step is for; a division in one would take a function call for the sake of numbers that do not come up here.
-  __device__ float mean_of(float sum) const {
-    const float quotient = sum * inverse;
-    return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
-  }
+  __device__ float mean_of(float sum) const { return quotient_of(sum, count, inverse); }
 };
 
 __device__ inline Count count_of(float count) {

@@ -1,11 +1,12 @@
-// RMSNorm to eight bits where all vectors are whole, and two to a thread hold a row: one reduction for both the
-// statistics and the largest |y|, and the next row's loads ahead.
+// RMSNorm to eight bits where two vectors to a thread hold a row: one reduction for both the statistics and the largest
+// |y|, and the next row's loads ahead. A thread's two vectors are neighbours: together they become 16 bytes, one store.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "05_welford/final/parameters.cuh"
+#include "05_welford/final/unpack.cuh"
 #include "06_fused_residual/quantized.cuh"
 #include "common/device/capabilities.cuh"
 
@@ -39,6 +40,14 @@ __device__ inline SumAndMax block_sum_and_max(SumAndMax value, SumAndMax* scratc
 }
 // [/snippet]
 
+// The columns of a thread: `first`, and those that follow it. `inside`: the row has them.
+template <class T>
+struct ColumnsOfThread {
+  static constexpr int count = vectors_of_one_reduction * vector_size<T>;
+  int first;
+  bool inside;
+};
+
 // What a thread has of a row, and of the residual where there is one. Zeros are past the row's end.
 template <bool adds>
 struct LoadedVectors {
@@ -47,26 +56,27 @@ struct LoadedVectors {
 
 template <bool adds, class T, class G>
 __device__ inline LoadedVectors<adds> load_vectors(const QuantizedNorm<T, G>& p, int64_t row,
-                                                   const VectorsOfRow& walk) {
+                                                   ColumnsOfThread<T> columns) {
   LoadedVectors<adds> loaded = {};
+  if (row >= p.rows || !columns.inside) return loaded;
+  const T* const x = p.x + row * p.x_stride + columns.first;
+  const T* const residual = p.residual + row * p.residual_stride + columns.first;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const int col = walk.first + v * walk.step;
-    if (row >= p.rows || col >= walk.cols) continue;
-    loaded.x[v] = vectorized::load<true>(p.x + row * p.x_stride, col, walk.cols);
-    if (adds) loaded.residual[v] = vectorized::load<true>(p.residual + row * p.residual_stride, col, walk.cols);
+    loaded.x[v] = reinterpret_cast<const uint4*>(x)[v];
+    if (adds) loaded.residual[v] = reinterpret_cast<const uint4*>(residual)[v];
   }
   return loaded;
 }
 
 template <class T, class G>
-__device__ inline void add_residual(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
+__device__ inline void add_residual(const QuantizedNorm<T, G>& p, int64_t row, ColumnsOfThread<T> columns,
                                     LoadedVectors<true>& loaded) {
+  T* const h = p.h + row * p.h_stride + columns.first;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const int col = walk.first + v * walk.step;
     loaded.x[v] = add_vectors<T>(loaded.x[v], loaded.residual[v]);
-    if (col < walk.cols) vectorized::store<true>(p.h + row * p.h_stride, col, walk.cols, loaded.x[v]);
+    if (columns.inside) reinterpret_cast<uint4*>(h)[v] = loaded.x[v];
   }
 }
 
@@ -77,12 +87,12 @@ struct Weights {
 };
 
 template <class T, class G>
-__device__ inline Weights<T, G> load_gamma(const QuantizedNorm<T, G>& p, const VectorsOfRow& walk) {
+__device__ inline Weights<T, G> load_gamma(const QuantizedNorm<T, G>& p, ColumnsOfThread<T> columns) {
   Weights<T, G> gamma;
+  const int first = columns.inside ? columns.first : 0;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const int col = walk.first + v * walk.step;
-    gamma.vector[v].template load<welford::Fit::vectors, false>(p.gamma, col < walk.cols ? col : 0, 1.0f);
+    gamma.vector[v].template load<welford::Fit::vectors, false>(p.gamma, first + v * vector_size<T>, 1.0f);
   }
   return gamma;
 }
@@ -98,12 +108,11 @@ __device__ inline float max_or_nan(float a, float b) {
 #endif
 }
 
-// x gamma in a thread's columns, and the largest magnitude of each vector or, where scales are of 128 columns, of
-// those.
+// x gamma in a thread's columns, and the largest magnitude among them or, where scales are of 128 columns, among those.
 template <class T>
 struct Products {
   Floats<T> vector[vectors_of_one_reduction];
-  unsigned largest[vectors_of_one_reduction];
+  unsigned largest;
 };
 
 // Where the largest product of a row, or of its 128 columns, is smaller than this, it may have lost digits. And where
@@ -113,39 +122,25 @@ inline constexpr float smallest_product = 0x1p-96f, most_past_the_range = 0x1p12
 // Of the thread's columns: x gamma, the sum of squares of x, and the largest product. Where that of 128 columns is too
 // small, the row's becomes infinite.
 template <class T, class G>
-__device__ inline SumAndMax multiply(const QuantizedNorm<T, G>& p, const VectorsOfRow& walk,
+__device__ inline SumAndMax multiply(const QuantizedNorm<T, G>& p, ColumnsOfThread<T> columns,
                                      const uint4 (&bits)[vectors_of_one_reduction], const Weights<T, G>& gamma,
                                      Products<T>& products) {
-  SumAndMax of_thread = {0.0f, 0u};
+  float sum = 0.0f, largest = 0.0f;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const Floats<T> x = vectorized::unpack<T>(bits[v]), scales = gamma.vector[v].floats();
-    Floats<T>& product = products.vector[v];
-    float largest = 0.0f;
+    const Floats<T> x = welford::unpack<T>(bits[v]), factors = gamma.vector[v].floats();
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
-      of_thread.sum += x.at[k] * x.at[k];
-      product.at[k] = x.at[k] * scales.at[k];
-      largest = max_or_nan(largest, fabsf(product.at[k]));
-    }
-    products.largest[v] = __float_as_uint(largest);
-  }
-  if (p.scaling == Scaling::block) {
-#pragma unroll
-    for (int v = 0; v < vectors_of_one_reduction; ++v) {
-      products.largest[v] = warp_max<columns_of_block / vector_size<T>>(products.largest[v]);
-      const bool is_small = products.largest[v] < __float_as_uint(smallest_product);
-      if (is_small && walk.first + v * walk.step < walk.cols) of_thread.max = __float_as_uint(INFINITY);
+      sum += x.at[k] * x.at[k];
+      products.vector[v].at[k] = x.at[k] * factors.at[k];
+      largest = max_or_nan(largest, fabsf(products.vector[v].at[k]));
     }
   }
-#pragma unroll
-  for (int v = 0; v < vectors_of_one_reduction; ++v) of_thread.max = max(of_thread.max, products.largest[v]);
-  return of_thread;
-}
-
-// In a few instructions. 1 / cols, computed once, would take a register, and there is none to spare.
-__device__ inline float mean(float sum, int cols) {
-  return __fdividef(sum, static_cast<float>(cols));
+  products.largest = __float_as_uint(largest);
+  if (p.scaling != Scaling::block) return {sum, products.largest};
+  products.largest = warp_max<columns_of_block / ColumnsOfThread<T>::count>(products.largest);
+  const bool is_small = columns.inside && products.largest < __float_as_uint(smallest_product);
+  return {sum, is_small ? __float_as_uint(INFINITY) : products.largest};
 }
 
 // Whether nothing of a row overflowed, is no number, or lost digits. `factor` makes bytes of products: it is 0 where
@@ -157,25 +152,41 @@ __device__ inline bool is_usual(const QuantizedNorm<T, G>& p, unsigned largest, 
   return has_digits && factor > 0.0f && factor < INFINITY && !is_past;
 }
 
+// Stores the scale of the 128 columns that the thread's are among, and returns what makes bytes of its products.
 template <class T, class G>
-__device__ inline void store_products(const QuantizedNorm<T, G>& p, int64_t row, const VectorsOfRow& walk,
-                                      const Products<T>& products, float rstd, float factor) {
-  float factors[vectors_of_one_reduction];
+__device__ inline float factor_of_block(const QuantizedNorm<T, G>& p, int64_t row, ColumnsOfThread<T> columns,
+                                        unsigned largest, float rstd) {
+  const float scale = scale_for(__float_as_uint(__uint_as_float(largest) * rstd), p.format);
+  const bool is_first = columns.inside && columns.first % columns_of_block == 0;
+  if (is_first) p.scales[row * p.scales_stride + columns.first / columns_of_block] = scale;
+  return __fdividef(rstd, scale);
+}
+
+// As to_int8, for what is a number: NaN does not come here. The last place of 1.5 * 2^23 is 1, so the addition rounds
+// to an integer, which is in the sum's low byte. The kernel takes longer with conversions to int.
+__device__ inline unsigned number_to_int8(float value) {
+  return __float_as_uint(fminf(fmaxf(value, -128.0f), 127.0f) + 0x1.8p23f) & 0xffu;
+}
+
+// Four products of a thread, times `factor`, in eight bits.
+template <ByteFormat format>
+__device__ inline unsigned bytes_of(const float* at, float factor) {
+  const float a = at[0] * factor, b = at[1] * factor, c = at[2] * factor, d = at[3] * factor;
+  if (format == ByteFormat::e4m3) return to_e4m3_pair(a, b) | to_e4m3_pair(c, d) << 16;
+  return number_to_int8(a) | number_to_int8(b) << 8 | number_to_int8(c) << 16 | number_to_int8(d) << 24;
+}
+
+// The thread's bytes: 16 of them, or 8 where its columns are floats.
+template <ByteFormat format, class T>
+__device__ inline void store_products(uint8_t* to, const Products<T>& products, float factor) {
+  constexpr int words_of_vector = vector_size<T> / 4, words = vectors_of_one_reduction * words_of_vector;
+  unsigned word[words];
 #pragma unroll
-  for (float& each : factors) each = factor;
-  if (p.scaling == Scaling::block) {
-#pragma unroll
-    for (int v = 0; v < vectors_of_one_reduction; ++v) {
-      const unsigned largest = __float_as_uint(__uint_as_float(products.largest[v]) * rstd);
-      factors[v] = rstd * store_scale_of_block(p, row, walk, walk.first + v * walk.step, largest);
-    }
+  for (int i = 0; i < words; ++i) {
+    word[i] = bytes_of<format>(products.vector[i / words_of_vector].at + i % words_of_vector * 4, factor);
   }
-#pragma unroll
-  for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const int col = walk.first + v * walk.step;
-    if (col >= walk.cols) continue;
-    store_bytes<true, T>(p.y + row * p.y_stride, col, walk.cols, products.vector[v], factors[v], p.format);
-  }
+  if constexpr (words == 2) return store_words(to, word);
+  if constexpr (words == 4) *reinterpret_cast<uint4*>(to) = {word[0], word[1], word[2], word[3]};
 }
 
 inline constexpr int most_unusual_rows = 32;  // that a block puts aside
@@ -185,32 +196,36 @@ inline constexpr int most_unusual_rows = 32;  // that a block puts aside
 // rstd. Takes the block's rows from `row` on, puts the unusual ones aside, and returns how many these are. The next row
 // is loaded ahead; but with a residual, when h is stored anyway, that brings nothing.
 template <bool adds, class T, class G>
-__device__ inline int normalize_usual_rows(const QuantizedNorm<T, G>& p, const VectorsOfRow& walk, float& given,
-                                           SumAndMax (&scratch)[2][lanes], int64_t& row,
+__device__ inline int normalize_usual_rows(const QuantizedNorm<T, G>& p, float inverse_cols, ColumnsOfThread<T> columns,
+                                           float& given, SumAndMax (&scratch)[2][lanes], int64_t& row,
                                            int64_t (&unusual)[most_unusual_rows]) {
-  LoadedVectors<adds> next = load_vectors<adds>(p, row, walk);
-  Weights<T, G> gamma = load_gamma(p, walk);
+  LoadedVectors<adds> next = load_vectors<adds>(p, row, columns);
+  Weights<T, G> gamma = load_gamma(p, columns);
   if (threadIdx.x == 0) given = p.scaling == Scaling::tensor ? 1.0f / *p.scale : 1.0f;
   let_next_kernel_start();
   int turn = 0, put_aside = 0;
   for (; row < p.rows && put_aside < most_unusual_rows; row += gridDim.x) {
     LoadedVectors<adds> loaded = next;
-    if (!adds) next = load_vectors<adds>(p, row + gridDim.x, walk);
-    if constexpr (adds) add_residual(p, row, walk, loaded);
+    if (!adds) next = load_vectors<adds>(p, row + gridDim.x, columns);
+    if constexpr (adds) add_residual(p, row, columns, loaded);
     for (auto& vector : gamma.vector) vector.keep_packed();
     Products<T> products;
-    const SumAndMax of_row = block_sum_and_max(multiply(p, walk, loaded.x, gamma, products), scratch[turn ^= 1]);
-    const float rstd = rsqrtf(mean(of_row.sum, walk.cols) + p.eps);
+    const SumAndMax of_row = block_sum_and_max(multiply(p, columns, loaded.x, gamma, products), scratch[turn ^= 1]);
+    const float rstd = rsqrtf(of_row.sum * inverse_cols + p.eps);
     const float scale = scale_for(__float_as_uint(__uint_as_float(of_row.max) * rstd), p.format);
     const float factor = p.scaling == Scaling::row ? __fdividef(rstd, scale) : rstd * given;
     if (is_usual(p, of_row.max, factor)) {  // in all threads alike
       if (p.scaling == Scaling::row && threadIdx.x == 0) p.scales[row * p.scales_stride] = scale;
-      store_products(p, row, walk, products, rstd, factor);
+      const bool has_block = p.scaling == Scaling::block;
+      const float of_thread = has_block ? factor_of_block(p, row, columns, products.largest, rstd) : factor;
+      uint8_t* const to = p.y + row * p.y_stride + columns.first;
+      if (columns.inside && p.format == ByteFormat::e4m3) store_products<ByteFormat::e4m3>(to, products, of_thread);
+      if (columns.inside && p.format == ByteFormat::int8) store_products<ByteFormat::int8>(to, products, of_thread);
     } else {
       if (threadIdx.x == 0) unusual[put_aside] = row;
       ++put_aside;
     }
-    if (adds) next = load_vectors<adds>(p, row + gridDim.x, walk);
+    if (adds) next = load_vectors<adds>(p, row + gridDim.x, columns);
   }
   return put_aside;
 }
@@ -231,16 +246,17 @@ __device__ void normalize_as_in_lesson(QuantizedNorm<T, G> p, int64_t row, float
 // Rows that are put aside are done a little later, and not where they come up: the loop over the others has no register
 // to spare for code that it hardly ever runs.
 template <class T, class G, bool adds>
-__global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_one_reduction(QuantizedNorm<T, G> p) {
+__global__ void __launch_bounds__(most_threads_of_one_reduction)
+    normalize_in_one_reduction(QuantizedNorm<T, G> p, float inverse_cols) {
   __shared__ SumAndMax scratch[2][lanes];
   __shared__ float2 scratch_of_lesson[lanes];
   __shared__ int64_t unusual[most_unusual_rows];
   __shared__ float given;  // what a given scale makes of y: here it takes no register
-  const VectorsOfRow walk = {static_cast<int>(threadIdx.x) * vector_size<T>,
-                             static_cast<int>(blockDim.x) * vector_size<T>, static_cast<int>(p.cols)};
+  const int first = static_cast<int>(threadIdx.x) * ColumnsOfThread<T>::count;
+  const ColumnsOfThread<T> columns = {first, first < p.cols};
   wait_for_previous_kernel();
   for (int64_t row = blockIdx.x; row < p.rows;) {
-    const int put_aside = normalize_usual_rows<adds>(p, walk, given, scratch, row, unusual);
+    const int put_aside = normalize_usual_rows<adds>(p, inverse_cols, columns, given, scratch, row, unusual);
     if (put_aside == 0) return;
     __syncthreads();
     for (int i = 0; i < put_aside; ++i) normalize_as_in_lesson(p, unusual[i], scratch_of_lesson);
@@ -251,19 +267,21 @@ __global__ void __launch_bounds__(most_threads_of_one_reduction) normalize_in_on
 
 template <bool adds, class T, class G>
 void launch_in_one_reduction(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
-  constexpr int columns = vectors_of_one_reduction * vector_size<T>;  // of a thread
+  constexpr int columns = ColumnsOfThread<T>::count;
   const int threads = static_cast<int>((p.cols + columns * lanes - 1) / (columns * lanes) * lanes);
   const auto kernel = normalize_in_one_reduction<T, G, adds>;
   const int64_t blocks = adds ? p.rows : std::min(p.rows, blocks_at_once(kernel, threads, 0));
   launch(kernel,
-         {.grid = blocks_for(blocks, 1), .block = static_cast<unsigned>(threads), .overlap = true, .stream = stream},
-         p);
+         {.grid = blocks_for(blocks, 1), .block = static_cast<unsigned>(threads), .overlap = true, .stream = stream}, p,
+         1.0f / static_cast<float>(p.cols));
 }
 
 template <class T, class G>
 void launch_final_quantized(const QuantizedNorm<T, G>& p, cudaStream_t stream) {
-  constexpr int64_t most_columns = int64_t{vectors_of_one_reduction} * vector_size<T> * most_threads_of_one_reduction;
-  const bool is_held = has_whole_rows(p) && p.cols <= most_columns;
+  constexpr int64_t columns = ColumnsOfThread<T>::count;
+  const bool whole_threads =
+      p.cols % columns == 0 && reinterpret_cast<uintptr_t>(p.y) % columns == 0 && p.y_stride % columns == 0;
+  const bool is_held = has_whole_rows(p) && whole_threads && p.cols <= columns * most_threads_of_one_reduction;
   if (p.rows == 0 || p.subtracts_mean || !is_held) return launch_quantized(p, stream);
   if (p.residual) return launch_in_one_reduction<true>(p, stream);
   launch_in_one_reduction<false>(p, stream);

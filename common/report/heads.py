@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times QK norm in one process on one GPU: ours in one call, in place, and in two calls with copies and without, beside
-PyTorch's norm, the same compiled, and FlashInfer's.
+PyTorch's norm, the same compiled, FlashInfer's and quack's.
 
     heads.py             a table
     heads.py FILE.json   the same figures to a file
@@ -87,6 +87,20 @@ def contenders(tokens: int, q_heads: int, k_heads: int, dim: int, seed: int) -> 
         print(f"without FlashInfer: {error}", file=sys.stderr)
     else:
         calls["forward"]["flashinfer"] = lambda: tuple(rmsnorm(x, g, EPS) for x, g in zip((q, k), gammas))
+    try:
+        from quack import rmsnorm as quack
+    except ImportError as error:
+        print(f"without quack: {error}", file=sys.stderr)
+    else:
+        # It has a gamma for each head: here all are the same.
+        def of_heads(gamma: Any, x: Any) -> Any:
+            return gamma.expand(x.shape[1], dim).contiguous()
+
+        given = of_heads(gammas[0], q), of_heads(gammas[1], k)
+        calls["forward"]["quack"] = lambda: tuple(quack(x, g, eps=EPS) for x, g in zip((q, k), given))
+        calls["backward"]["quack"] = gradients(
+            lambda q, k, *gammas: tuple(quack(x, of_heads(g, x), eps=EPS) for x, g in zip((q, k), gammas))
+        )
     return calls
 
 

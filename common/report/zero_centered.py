@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Times norms with weights about zero, in one process on one GPU: ours beside ours with plain weights, Gemma's code in
-PyTorch as it stands and compiled, Liger's kernel, and what one does without an offset, weight + 1 before each norm.
+PyTorch as it stands and compiled, Liger's and quack's kernels, and what one does without an offset, weight + 1 before
+each norm.
 
     zero_centered.py             a table
     zero_centered.py FILE.json   the same figures to a file
@@ -94,6 +95,14 @@ def contenders(rows: int, cols: int, seed: int) -> dict[str, dict[str, Callable[
             x, residual, weight, EPS, 1.0, "gemma", False
         )
         calls["backward"]["liger"] = gradients(liger)
+    try:
+        from quack import rmsnorm as quack
+    except ImportError as error:
+        print(f"without quack: {error}", file=sys.stderr)
+    else:
+        calls["forward"]["quack"] = lambda: quack(x, weight, eps=EPS, weight_offset=1.0)
+        calls["add"]["quack"] = lambda: quack(x, weight, residual=residual, eps=EPS, prenorm=True, weight_offset=1.0)
+        calls["backward"]["quack"] = gradients(lambda x, weight: quack(x, weight, eps=EPS, weight_offset=1.0))
 
     wide, about_one = x.double().requires_grad_(), (1 + weight.double()).requires_grad_()
     norm = lambda h: torch.nn.functional.rms_norm(h, (cols,), about_one, EPS)  # noqa: E731
