@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tests of common/report/: markers, tables, figures, links, commands, the source hash, charts and drawings.
 
-Each test makes a small repository of its own with invented results, and runs the scripts as a reader runs them.
+Each test makes a small repository of its own with invented results, and runs the scripts as a reader runs them; but
+ready.py spares it most of the waiting for Python to start.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ import slides
 import source_hash
 import sync
 import tables
+from ready import Ready
 from text import significant
+
+SCRIPTS = Ready(sys.executable, REPORT)
 
 KERNELS_01 = """\
 // One thread per row.
@@ -217,8 +221,7 @@ class Playground(unittest.TestCase):
         self.write(f"{stage}/results/{gpu}.json", json.dumps(document))
 
     def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, REPORT / name, "--root", self.root, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return SCRIPTS.call(name, "--root", self.root, *arguments)
 
     def sync(self, *arguments: str, expect: int = 0) -> str:
         done = self.script("sync.py", *arguments)
@@ -1294,6 +1297,7 @@ def python_that_draws() -> str | None:
 
 
 PLOTTER = python_that_draws()
+PLOTS = Ready(str(PLOTTER), REPORT)
 NO_PLOTTER = "charts need the matplotlib of requirements.txt, which neither .venv nor this Python has: ./worklog setup"
 
 
@@ -1502,9 +1506,13 @@ class Charts(Playground):
         self.write("common/report/peers/h200.json", (REPORT / "peers/h200.json").read_text(encoding="utf-8"))
 
     def charts(self, *arguments: str, expect: int = 0, **variables: str) -> str:
-        command = [str(PLOTTER), REPORT / "charts.py", "--root", self.root, *arguments]
-        environment = {**os.environ, **variables}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        """What is said. With variables, some of which count as Python starts, by a process of its own."""
+        if variables:
+            command = [str(PLOTTER), REPORT / "charts.py", "--root", self.root, *arguments]
+            environment = {**os.environ, **variables}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        else:
+            done = PLOTS.call("charts.py", "--root", self.root, *arguments)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -1878,11 +1886,8 @@ class Merge(unittest.TestCase):
     def merge(self, *runs: dict, expect: int = 0) -> tuple[dict, str]:
         for index, run in enumerate(runs):
             (self.root / f"{index}.json").write_text(json.dumps(run), encoding="utf-8")
-        command = [
-            sys.executable, REPORT / "merge_results.py", "--output", self.root / "out.json",
-            *[self.root / f"{i}.json" for i in range(len(runs))],
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        files = [self.root / f"{i}.json" for i in range(len(runs))]
+        done = SCRIPTS.call("merge_results.py", "--output", self.root / "out.json", *files)
         self.assertEqual(done.returncode, expect, done.stderr)
         out = self.root / "out.json"
         return json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}, done.stderr
@@ -1977,11 +1982,8 @@ class Merge(unittest.TestCase):
         self.merge(run_of("01_naive"))
         (self.root / "1.json").write_text("{", encoding="utf-8")
         for name in ("1.json", "none.json"):
-            command = [
-                sys.executable, REPORT / "merge_results.py", "--output", self.root / "out2.json", self.root / "0.json",
-                self.root / name,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            out, first = self.root / "out2.json", self.root / "0.json"
+            done = SCRIPTS.call("merge_results.py", "--output", out, first, self.root / name)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertFalse((self.root / "out2.json").exists())
 
@@ -2072,8 +2074,7 @@ class Programs(unittest.TestCase):
         return [line for line in text.splitlines() if "--list" not in line and "8x128" not in line]
 
     def script(self, name: str, *arguments: str, expect: int = 0) -> str:
-        command = [sys.executable, REPORT / name, "--programs", self.programs, "--output", self.output, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = SCRIPTS.call(name, "--programs", self.programs, "--output", self.output, *arguments)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
