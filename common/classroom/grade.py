@@ -90,12 +90,6 @@ GUARDED = {
     "_ZN4simt6detail10copy_laterEPvPKvmmNS0_4SiteE": "guarded_copy_later",
     "_ZN4simt6detail11map_to_rankEPKvjPKcNS0_4SiteE": "guarded_map_to_rank",
 }
-# How the compiler writes assembly that checked_assembly.py can read: every function for itself, no tables of jumps.
-TO_ASSEMBLY = (
-    "-S", "-mindirect-branch=thunk-extern", "-mindirect-branch-register", "-mno-red-zone", "-fno-jump-tables",
-    "-fno-optimize-sibling-calls", "-fno-reorder-blocks-and-partition", "-fcf-protection=none",
-    "-fno-stack-protector", "-fno-stack-clash-protection", "-U_FORTIFY_SOURCE",
-)
 COUNTER_RESERVES = 1 << 43  # bytes of addresses, not of memory
 MOST_ASSEMBLY = 32 * MEBIBYTE  # that of a kernel has one or two
 TOUCHED_BY_HOST, CANNOT_FILTER, NOT_ITS_OWN = 86, 87, 88  # exit codes of submission.cpp, confine.cpp, guard.cpp
@@ -342,6 +336,7 @@ class Grader:
         # One program for all: what is judged is what was counted, and where nothing was counted there is no result.
         self.counts = toolchain.can_count
         self.recipe = toolchain.recipe(self.counts)
+        self.guarded = toolchain.guarded(self.recipe) if vets and self.counts else None  # a submission's own code
         # A machine that is busy with other submissions lets each wait: the time on the clock is only for what sleeps.
         self.compile_limits = Limits(timeout + 20, 4 * (timeout + 20), max(memory, 1024 * MEBIBYTE), processes=32)
         self.run_limits = Limits(timeout, 4 * timeout, memory)
@@ -352,7 +347,7 @@ class Grader:
         self.ours = self.linked_together() if vets and self.counts else None
         self.fingerprint = hashlib.sha256()
         for path in sorted((ROOT / "common/classroom").glob("*.*")):
-            if path.suffix in (".py", ".cpp", ".h") and path.name != "exercise.py":
+            if path.suffix in (".py", ".cpp", ".h", ".txt") and path.name != "exercise.py":
                 self.fingerprint.update(path.read_bytes())
         self.fingerprint.update(f"{seed} {timeout} {memory} {vets}".encode())
         self.examinations: dict[str, Examination] = {}
@@ -418,10 +413,8 @@ class Grader:
                 readable = [*readable, *toolkit_of(host)]
         if "nvcc" not in Path(command[0]).name:
             command = ["-Wno-tsan" if word == "-w" else word for word in command]
-            if guarded:  # g++ does not tell of what it writes itself in place of these
-                command += ["-fno-builtin-memset", "-fno-builtin-memmove"]
             if to_assembly:
-                command += TO_ASSEMBLY
+                command.append("-S")
             command += [
                 f"-ffile-prefix-map={inputs}=.", "-fmax-errors=3", "-fdiagnostics-color=never",
                 "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000",
@@ -495,7 +488,8 @@ class Grader:
         is_submission = parts == self.submission_parts
         guarded = is_submission and counting and self.vets
         recipe = self.recipe if counting == self.counts else self.toolchain.recipe(counting)
-        data, said = self.compile(examination.main, source, slot, folder, recipe, guarded=guarded)
+        compiled = self.guarded if guarded and self.guarded else recipe
+        data, said = self.compile(examination.main, source, slot, folder, compiled, guarded=guarded)
         if data is None:
             return Build(None, said)
         assembly = data if guarded and checks_assembly() else None

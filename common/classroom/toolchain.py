@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exercises import SOURCE, Exercise, ExerciseError
@@ -63,7 +63,7 @@ class Toolchain:
 
     @property
     def can_count(self) -> bool:
-        return self._commands("exercise_counting") != []
+        return self._commands("bin/exercise_counting") != []
 
     @property
     def is_of_cpu_layer(self) -> bool:
@@ -72,18 +72,25 @@ class Toolchain:
     def recipe(self, counting: bool) -> Recipe:
         """How the program `exercise`, or the one that counts, is built."""
         target = "exercise_counting" if counting else "exercise"
-        commands = self._commands(target)
-        if not commands:
-            raise ExerciseError(f"{self.build} has no target '{target}'")
-        compiling = next(
-            shlex.split(line) for line in commands
-            if "classroom/program.cu" in line and f"{target}.dir/" in line and " -c " in line
+        commands = self._commands(f"bin/{target}")
+        linking = shlex.split(commands[-1]) if commands else []  # : && g++ ... && :
+        return Recipe(
+            self.build, self._compiling(target, commands), tuple(word for word in linking if word not in (":", "&&"))
         )
-        linking = shlex.split(commands[-1])  # : && g++ ... && :
-        return Recipe(self.build, tuple(compiling), tuple(word for word in linking if word not in (":", "&&")))
 
-    def _commands(self, target: str) -> list[str]:
-        command = ["ninja", "-C", str(self.build), "-t", "commands", f"bin/{target}"]
+    def guarded(self, counting: Recipe) -> Recipe:
+        """The same, but for code that is checked before it is linked."""
+        commands = self._commands("common/classroom/CMakeFiles/grading_guarded.dir/program.cu.o")
+        return replace(counting, compile=self._compiling("grading_guarded", commands))
+
+    def _compiling(self, target: str, commands: Sequence[str]) -> tuple[str, ...]:
+        for line in commands:
+            if "classroom/program.cu" in line and f"{target}.dir/" in line and " -c " in line:
+                return tuple(shlex.split(line))
+        raise ExerciseError(f"{self.build} has no target '{target}'")
+
+    def _commands(self, output: str) -> list[str]:
+        command = ["ninja", "-C", str(self.build), "-t", "commands", output]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.splitlines() if done.returncode == 0 else []
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 import unittest
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ import exercises  # noqa: E402
 import grade  # noqa: E402
 import isolation  # noqa: E402
 import vetting  # noqa: E402
-from toolchain import Toolchain, replaced  # noqa: E402
+from toolchain import Recipe, Toolchain, replaced  # noqa: E402
 
 BUILD = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build/cpu"
 GRADE = ROOT / "common/classroom/grade.py"
@@ -1013,6 +1014,34 @@ class OwnMemory(unittest.TestCase):
             with (folder.with_name("class-graded") / "grades.csv").open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
         self.assertEqual([row["verdict"] for row in rows], ["solved"] * 2, [row["reason"] for row in rows])
+
+
+class CompiledHeaders(unittest.TestCase):
+    """Without them a submission takes three times as long to compile; and g++ says nothing of it."""
+
+    def test_they_fit_how_submissions_are_compiled(self) -> None:
+        sandbox = isolation.Sandbox()
+        with tempfile.TemporaryDirectory(prefix="worklog-grade-") as temporary:
+            work = Path(temporary)
+            work.chmod(0o711)
+            grader = grade.Grader(
+                Toolchain(ROOT, BUILD), sandbox, work, work / "out", 1, 60, 2048 * isolation.MEBIBYTE
+            )
+            main = EXERCISE.main.read_text(encoding="utf-8")
+
+            def said(recipe: Recipe, guarded: bool, *options: str) -> str:
+                self.assertIn("-include", recipe.compile)
+                told = replace(recipe, compile=(*recipe.compile, "-Winvalid-pch", *options))
+                folder = Path(tempfile.mkdtemp(dir=work))
+                folder.chmod(0o711)
+                data, text = grader.compile(main, SOLUTION.encode(), 0, folder / "made", told, guarded=guarded)
+                self.assertIsNotNone(data, text)
+                return text
+
+            self.assertEqual(said(grader.guarded, True), "")
+            self.assertEqual(said(grader.recipe, False), "")
+            if checked_assembly.checks_assembly():
+                self.assertIn("invalid-pch", said(grader.guarded, True, "-mavx"))
 
 
 class Timing(unittest.TestCase):
