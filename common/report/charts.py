@@ -129,7 +129,8 @@ class Chart:
     def render(self) -> str:
         buffer = io.StringIO()
         nothing = {key: None for key in ("Creator", "Date", "Format", "Type")}
-        self.figure.savefig(buffer, format="svg", metadata=nothing)
+        # savefig() draws twice, the first time for the layout alone, which every drawing begins with.
+        self.figure.canvas.print_svg(buffer, metadata=nothing)
         plt.close(self.figure)
         text = numbered_clips(buffer.getvalue())
         begin = text.index("<svg ")
