@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def origins_of(document: dict[str, Any]) -> dict[str, Origin]:
     return {"": own}
 
 
+def origins_in(path: Path, root: Path) -> dict[str, Origin]:
+    return origins_of(read_json(path, root))
+
+
 def git(root: Path, *words: str) -> str:
     """What git says, or nothing where it is not there or finds no repository."""
     try:
@@ -80,7 +85,7 @@ def history_of(root: Path) -> Callable[[str], bool] | None:
     if git(root, "rev-parse", "--is-shallow-repository") != "false":
         return None
     commits = git(root, "rev-list", "HEAD").split()
-    return lambda commit: any(known.startswith(commit) for known in commits)
+    return lru_cache(None)(lambda commit: any(known.startswith(commit) for known in commits))
 
 
 def files_with_figures(root: Path) -> Iterator[Path]:
@@ -108,8 +113,10 @@ def problems(root: Path, is_known: Callable[[str], bool] | None) -> list[str]:
     return found
 
 
-def origin_of(root: Path, key: str, gpu: str) -> tuple[Path, Origin]:
-    """The file and the commit of the figure that a marker's key names."""
+def origin_of(
+    root: Path, key: str, gpu: str, read: Callable[[Path, Path], dict[str, Origin]] = origins_in
+) -> tuple[Path, Origin]:
+    """The file and the commit of the figure that a marker's key names. Who asks for many reads each file once."""
     head, _, rest = key.partition("/")
     if head == "data":
         file, _, name = rest.partition("/")
@@ -124,7 +131,7 @@ def origin_of(root: Path, key: str, gpu: str) -> tuple[Path, Origin]:
         path, name = root / rest.partition("/")[0] / "results" / f"{gpu}.json", ""
     else:
         path, name = root / head / "results" / f"{gpu}.json", ""
-    found = origins_of(read_json(path, root))
+    found = read(path, root)
     if name not in found:
         raise ReportError(f"{path.relative_to(root)} has no '{name}'")
     return path, found[name]
@@ -147,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         for path in files_with_figures(ROOT):
             of_file: dict[Origin, list[str]] = {}
-            for name, origin in origins_of(read_json(path, ROOT)).items():
+            for name, origin in origins_in(path, ROOT).items():
                 of_file.setdefault(origin, []).append(name)
             for origin, names in of_file.items():
                 print(sentence(ROOT, path, "" if len(of_file) == 1 else ", ".join(names), origin))
