@@ -1988,8 +1988,9 @@ class Merge(unittest.TestCase):
             self.assertFalse((self.root / "out2.json").exists())
 
 
-# A stage's program as the scripts see one: it answers --list, and writes the results that `answers` prepares.
-FAKE_PROGRAM = """#!{python}
+# A stage's program as the scripts see one: it answers --list, and writes the results that `answers` prepares. It is
+# started a hundred times in a test, and needs no packages.
+FAKE_PROGRAM = """#!{python} -IS
 import json, os, sys
 stage = os.path.basename(sys.argv[0])
 folder = os.path.dirname(os.path.abspath(sys.argv[0]))
