@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import figures
@@ -109,6 +109,13 @@ def nav(region: Region, file: Path, repository: Repository) -> Content:
     return Content(" · ".join(parts))
 
 
+@lru_cache(None)
+def table(kind: str, options: tuple[tuple[str, str], ...], gpu: str, file: Path, repository: Repository) -> Content:
+    """Made once, though a page that is filled is looked at twice: some tables take a third of a second."""
+    made = tables.TABLES[kind][0](Place(repository, file, dict(options), gpu))
+    return Content(made.text, made.stale)
+
+
 def content_of(region: Region, now: str, file: Path, repository: Repository) -> Content:
     """What belongs into a region. Raises ReportError with one sentence where its source does not have it.
 
@@ -130,10 +137,8 @@ def content_of(region: Region, now: str, file: Path, repository: Repository) -> 
         kind = region.words[0] if region.words else ""
         if kind not in tables.TABLES:
             raise ReportError(f"there is no table '{kind}'; there are: {', '.join(tables.TABLES)}")
-        make, allowed = tables.TABLES[kind]
-        check_options(region, allowed, words=1)
-        table = make(Place(repository, file, region.options, gpu))
-        return Content(table.text, table.stale)
+        check_options(region, tables.TABLES[kind][1], words=1)
+        return table(kind, tuple(region.options.items()), gpu, file, repository)
     raise ReportError("there is no such marker; there are: sync:code, sync:table, sync:figure, sync:claim, sync:nav")
 
 
