@@ -1,5 +1,5 @@
-// The worklog's last kernel, by float4, and all four of its kernels for the comparison with its figures: see
-// docs/sources.md.
+// The worklog's last kernel, by float4: docs/sources.md has the article. Its four kernels, without gamma, beta and
+// statistics, are in variants.cu.
 #pragma once
 
 #include "01_naive/kernels.cuh"
