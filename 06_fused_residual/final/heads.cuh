@@ -1,6 +1,7 @@
 // Heads of q and k whose rows are whole 16-byte vectors: a few lanes of a warp to a row, and several tokens at once.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -46,52 +47,58 @@ __device__ inline float scale_down(uint4 (&bits)[vectors], float& mean_square, f
 // `width` lanes to a row, `vectors` vectors of it to a lane, which holds them: a row is read once. And several tokens
 // at once: all their loads are on their way before a lane waits for the first. The rows of a block are neighbouring
 // heads, 2^head_bits of q or of k, and then the same heads of the next token: the statistics of eight heads fill the 32
-// bytes that memory writes at once. A lane multiplies by the same factors throughout. An output may lie where its input
-// does.
+// bytes that memory writes at once. A lane multiplies by the same factors throughout, and its addresses move by the
+// same step. An output may lie where its input does.
 template <class T, class G, int width, int vectors, int tokens_at_once>
 __global__ void __launch_bounds__(threads_of_final_heads, vectors == 1 ? 6 : 3)
-    normalize_heads(QkNormForward<T, G> p, unsigned head_bits) {
+    normalize_heads(QkNormForward<T, G> p, int head_bits) {
   constexpr unsigned rows = threads_of_final_heads / width;
-  const auto groups = static_cast<unsigned>(p.q_heads + p.k_heads) >> head_bits;
-  const unsigned group = blockIdx.x % groups, row = threadIdx.x / width, tokens_of_pass = rows >> head_bits;
-  const bool is_k = group << head_bits >= p.q_heads;
+  const unsigned tokens_of_pass = rows >> head_bits, tokens_of_block = tokens_of_pass * tokens_at_once;
+  const unsigned row = threadIdx.x / width;
+  const bool is_k = blockIdx.x << head_bits >= p.q_heads;
   const Heads<T, G> all = heads_of(p, is_k);
-  const int64_t head = (group << head_bits) + row % (1u << head_bits) - (is_k ? p.q_heads : 0);
-  const int64_t first = int64_t{blockIdx.x / groups} * tokens_at_once * tokens_of_pass + (row >> head_bits);
+  const int64_t head = (blockIdx.x << head_bits) + row % (1u << head_bits) - (is_k ? p.q_heads : 0);
   const int lane = static_cast<int>(threadIdx.x) % width, cols = static_cast<int>(p.head_dim);
   const auto column = [&](int v) { return (lane + v * width) * vector_size<T>; };
-  const auto token = [&](int i) { return first + i * tokens_of_pass; };
-  const auto offset = [&](HeadStrides stride, int i) { return token(i) * stride.token + head * stride.head; };
-  uint4 bits[tokens_at_once][vectors] = {};
-#pragma unroll
-  for (int i = 0; i < tokens_at_once; ++i) {
-#pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      if (token(i) >= p.tokens || column(v) >= cols) continue;
-      bits[i][v] = vectorized::load<true>(all.x + offset(all.x_stride, i), column(v), cols);
-    }
-  }
+  const float inverse_cols = 1.0f / static_cast<float>(cols);
   Floats<T> factors[vectors] = {};
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     if (column(v) < cols) factors[v] = factors_of_head<true>(p, all.gamma, column(v));
   }
-  const float inverse_cols = 1.0f / static_cast<float>(cols);
+  const auto tokens = static_cast<unsigned>(p.tokens), tokens_of_grid = gridDim.y * tokens_of_block;
+  unsigned token = blockIdx.y * tokens_of_block + (row >> head_bits);
+  const T* x = all.x + head * all.x_stride.head + token * all.x_stride.token;
+  T* y = all.y + head * all.y_stride.head + token * all.y_stride.token;
+  for (unsigned first = blockIdx.y * tokens_of_block; first < tokens; first += tokens_of_grid) {
+    uint4 bits[tokens_at_once][vectors] = {};
 #pragma unroll
-  for (int i = 0; i < tokens_at_once; ++i) {  // lanes without a row go along: shuffles are for a whole warp
-    float scale = 1.0f, mean_square = warp_sum<width>(sum_of_squares<T>(bits[i])) * inverse_cols;
-    if (__any_sync(all_lanes, !isfinite(mean_square))) {
-      scale = scale_down<T, width>(bits[i], mean_square, inverse_cols);
-    }
-    if (token(i) >= p.tokens) continue;
-    const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
-    T* const y = all.y + offset(all.y_stride, i);
+    for (int i = 0; i < tokens_at_once; ++i) {
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      if (column(v) >= cols) continue;
-      store_head<true>(p, y, column(v), welford::unpack<T>(bits[i][v]), rstd, factors[v]);
+      for (int v = 0; v < vectors; ++v) {
+        if (token + i * tokens_of_pass >= tokens || column(v) >= cols) continue;
+        bits[i][v] = vectorized::load<true>(x + i * tokens_of_pass * all.x_stride.token, column(v), cols);
+      }
     }
-    if (lane == 0 && all.rstd) all.rstd[token(i) * all.heads + head] = rstd * scale;
+#pragma unroll
+    for (int i = 0; i < tokens_at_once; ++i) {  // lanes without a row go along: shuffles are for a whole warp
+      float scale = 1.0f, mean_square = warp_sum<width>(sum_of_squares<T>(bits[i])) * inverse_cols;
+      if (__any_sync(all_lanes, !isfinite(mean_square))) {
+        scale = scale_down<T, width>(bits[i], mean_square, inverse_cols);
+      }
+      if (token + i * tokens_of_pass >= tokens) continue;
+      const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        if (column(v) >= cols) continue;
+        T* const to = y + i * tokens_of_pass * all.y_stride.token;
+        store_head<true>(p, to, column(v), welford::unpack<T>(bits[i][v]), rstd, factors[v]);
+      }
+      if (lane == 0 && all.rstd) all.rstd[int64_t{token + i * tokens_of_pass} * all.heads + head] = rstd * scale;
+    }
+    token += tokens_of_grid;
+    x += tokens_of_grid * all.x_stride.token;
+    y += tokens_of_grid * all.y_stride.token;
   }
 }
 // [/snippet]
@@ -113,12 +120,14 @@ bool is_whole(const QkNormForward<T, G>& p) {
 template <int width, int vectors, int tokens_at_once, class T, class G>
 void launch_heads(const QkNormForward<T, G>& p, const char* rule, cudaStream_t stream) {
   constexpr unsigned rows = threads_of_final_heads / width;
+  constexpr int64_t largest_y = 65535;                                     // of a grid
   const auto heads = static_cast<uint64_t>(p.q_heads | p.k_heads | rows);  // which powers of two are all multiples of?
-  const auto head_bits = static_cast<unsigned>(std::countr_zero(heads));
-  const int64_t tokens_of_block = (rows >> head_bits) * tokens_at_once;
-  const int64_t passes = (p.tokens + tokens_of_block - 1) / tokens_of_block;
+  const int head_bits = std::countr_zero(heads);
+  const int64_t tokens_of_block = int64_t{rows >> head_bits} * tokens_at_once;
+  const int64_t blocks = std::min((p.tokens + tokens_of_block - 1) / tokens_of_block, largest_y);
+  const auto groups = static_cast<unsigned>((p.q_heads + p.k_heads) >> head_bits);
   launch(normalize_heads<T, G, width, vectors, tokens_at_once>,
-         {.grid = blocks_for(passes * ((p.q_heads + p.k_heads) >> head_bits), 1),
+         {.grid = dim3(groups, static_cast<unsigned>(blocks)),
           .block = threads_of_final_heads,
           .rule = rule,
           .stream = stream},
