@@ -412,8 +412,8 @@ def allowed(case: Case, name: str, dtype: str) -> tuple[float, float]:
     little beside what x has been rounded by, and so are BatchNorm's 256. And where rows are few, such a mean is found
     from that of the row's first eight values. One of n values may be sqrt(n) root mean squares, an eighth of it is in
     the mean of eight, and that is rounded to a last place of itself: sqrt(n) of those that are counted here, eighths of
-    the root mean square. BatchNorm in fp32 is further off than PyTorch's (docs/verified.md), and so may sums over a
-    batch be."""
+    the root mean square. The variance is what is left of n / 64 times as much: n / 64 last places, of which rstd has
+    half. BatchNorm in fp32 is further off than PyTorch's (docs/verified.md), and so may sums over a batch be."""
     if dtype != "fp32":
         # What is rounded twice may fall to the other side the first time: that is a last place, times gamma, or up to
         # two of y's. Where it takes y past a power of two, the second rounding is twice as large.
@@ -422,7 +422,7 @@ def allowed(case: Case, name: str, dtype: str) -> tuple[float, float]:
         return (128.0, 12.0) if case.dtype == "fp32" else (256.0, 8.0)
     if name in ("dgamma", "dbeta"):
         return 32.0, 3.0
-    of_16_bits = max(24.0, math.sqrt(case.cols)) if name == "mean" else 24.0
+    of_16_bits = max(24.0, {"mean": math.sqrt(case.cols), "rstd": case.cols / 128}.get(name, 0.0))
     least = of_16_bits if case.dtype != "fp32" else 32.0 if name == "dx" else 20.0
     return least + (2.0 if case.round_before_gamma else 0.0), 4.0
 

@@ -179,8 +179,8 @@ def test_some_gradients_only() -> None:
     for wanted in ((0,), (1,), (2,), (0, 2), (1, 2)):
         inputs = [t.clone().requires_grad_(i in wanted) for i, t in enumerate((x, gamma, beta))]
         got = torch.autograd.grad(nw.layer_norm(*inputs), [inputs[i] for i in wanted], dy)
-        for mine, i in zip(got, wanted):
-            torch.testing.assert_close(mine, full[i], rtol=0, atol=0)
+        for mine, i in zip(got, wanted):  # dx alone may be another kernel's, which adds up in another order
+            torch.testing.assert_close(mine, full[i], rtol=1e-5, atol=1e-6)
     for unused in (0, 1):  # only y, or only h, has a gradient
         a, b, g = values(5, 64, seed=1, grad=True), values(5, 64, seed=5, grad=True), values(64, seed=2, grad=True)
         outputs = nw.add_rms_norm(a, b, g)
