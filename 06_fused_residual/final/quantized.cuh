@@ -60,7 +60,7 @@ __device__ inline LoadedVectors<adds> load_vectors(const QuantizedNorm<T, G>& p,
   LoadedVectors<adds> loaded = {};
   if (row >= p.rows || !columns.inside) return loaded;
   const T* const x = p.x + row * p.x_stride + columns.first;
-  const T* const residual = p.residual + row * p.residual_stride + columns.first;
+  const T* const residual = adds ? p.residual + row * p.residual_stride + columns.first : nullptr;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
     loaded.x[v] = reinterpret_cast<const uint4*>(x)[v];
