@@ -137,7 +137,8 @@ struct RowStatistics {
 template <bool about_mean, bool whole, class T, class ForEachVector, class ScaleDown>
 __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, ForEachVector for_each_vector,
                                         ScaleDown scale_down) {
-  const float share = 1.0f / static_cast<float>(cols);
+  const auto n = static_cast<float>(cols);
+  const float share = 1.0f / n;
   float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
   while (true) {
     float2 sums = {0.0f, 0.0f};
@@ -156,7 +157,7 @@ __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, Fo
         }
       });
       sums = welford::block_sums(sums, scratch);
-      rest = sums.x / static_cast<float>(cols);  // exact of equal values: nothing is left of them, however large
+      rest = welford::quotient_of(sums.x, n, share);  // exact of equal values: nothing is left of them, however large
     } else {
       for_each_vector([&](int, const Floats<T>& x) {
         for (int k = 0; k < vector_size<T>; ++k) sums.y += x.at[k] * x.at[k];
