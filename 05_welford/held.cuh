@@ -41,8 +41,8 @@ __device__ inline float2 block_sums(float2 sums, float2* scratch) {
 // [/snippet]
 
 // [snippet: quotient_of]
-// sum / n, where `share` is 1 / n: a product and its correction, three instructions in place of a division's ten or so.
-// Where the quotient is a float they are exact. Rows of equal values need that: their mean is their value.
+// sum / n, where `share` is 1 / n: a product and its correction. Where the quotient is a float they are exact. Rows of
+// equal values need that: their mean is their value.
 __device__ inline float quotient_of(float sum, float n, float share) {
   const float quotient = sum * share;
   return fmaf(fmaf(-quotient, n, sum), share, quotient);
