@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz
+import fuzz_cases
 from fuzz_memory import Array, OnCpuLayer, OnGpu
 from results import ROOT
 
@@ -50,7 +51,7 @@ class OnGpuAsNumpy(OnGpu):
 def case_of(operation: str, dtype: str, rows: int, cols: int, inputs: str, *, pixels: int = 1, first: bool = False,
             apart: bool = False) -> fuzz.Case:
     key = f"{operation} {dtype} {rows} {cols} {pixels} {inputs}"
-    read, written = fuzz.tensors_of(operation)
+    read, written = fuzz_cases.tensors_of(operation)
     names = (*read, *written)
     return fuzz.Case(
         operation=operation, dtype=dtype, param_dtype="fp32", rows=rows, cols=cols, pixels=pixels,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Array = Any  # of numpy or of PyTorch
 
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "byte": 1}
 MOST_KEPT = 4 << 30  # bytes that PyTorch may hold and not use
 LARGEST = {"fp32": float.fromhex("0x1.fffffep127"), "fp16": 65504.0, "bf16": float.fromhex("0x1.fep127")}
 ALIGNED = 256  # bytes
@@ -26,7 +26,7 @@ class OnCpuLayer:
         import numpy
 
         self.xp = numpy
-        self.types = {"fp32": numpy.float32, "fp16": numpy.float16, "bf16": ml_dtypes.bfloat16}
+        self.types = {"fp32": numpy.float32, "fp16": numpy.float16, "bf16": ml_dtypes.bfloat16, "byte": numpy.uint8}
 
     def bytes(self, count: int, seed: int) -> Array:
         """So many random bytes, from a multiple of 256 on."""
@@ -40,9 +40,9 @@ class OnCpuLayer:
     def typed(self, array: Array, dtype: str) -> Array:
         return array.view(self.types[dtype])
 
-    def strided(self, array: Array, rows: int, cols: int, stride: int) -> Array:
-        steps = (stride * array.itemsize, array.itemsize)
-        return self.xp.lib.stride_tricks.as_strided(array, (rows, cols), steps)
+    def strided(self, array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array:
+        steps = tuple(stride * array.itemsize for stride in strides)
+        return self.xp.lib.stride_tricks.as_strided(array, tuple(shape), steps)
 
     def normal(self, shape: Sequence[int], seed: int) -> Array:
         return self.xp.random.default_rng(seed).standard_normal(tuple(shape))
@@ -97,7 +97,7 @@ class OnGpu:
         import torch
 
         self.xp = torch
-        self.types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        self.types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "byte": torch.uint8}
         self.streams = threading.local()
         self.capturing = threading.Lock()
 
@@ -113,8 +113,8 @@ class OnGpu:
     def typed(self, array: Array, dtype: str) -> Array:
         return array.view(self.types[dtype])
 
-    def strided(self, array: Array, rows: int, cols: int, stride: int) -> Array:
-        return array.as_strided((rows, cols), (stride, 1))
+    def strided(self, array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array:
+        return array.as_strided(tuple(shape), tuple(strides))
 
     def normal(self, shape: Sequence[int], seed: int) -> Array:
         return self.xp.randn(tuple(shape), dtype=self.xp.float64, device="cuda", generator=self._generator(seed))
@@ -176,26 +176,45 @@ class OnGpu:
 
 
 class Buffer:
-    """A tensor of random bytes with a guard zone at both ends, in which the elements of `rows` rows lie `stride` apart,
-    `offset` elements past a multiple of 256 bytes. All that is not an element must stay as it was."""
+    """A tensor of random bytes with a guard zone at both ends. Its last axis has no gaps, the others have `strides`. It
+    begins `offset` elements past a multiple of 256 bytes. All that is not an element must stay as it was."""
 
     GUARD = 512  # bytes
 
-    def __init__(self, memory: Any, dtype: str, rows: int, cols: int, stride: int, offset: int, seed: int) -> None:
-        self.memory, self.dtype, self.stride = memory, dtype, stride
+    def __init__(
+        self, memory: Any, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int, seed: int
+    ) -> None:
+        self.memory, self.dtype = memory, dtype
+        self.shape, self.strides = tuple(shape), (*strides, 1)
         size = BYTES[dtype]
-        inner = (max(0, rows - 1) * stride + (cols if rows else 0)) * size
+        is_empty = 0 in self.shape
+        inner = 0
+        if not is_empty:
+            inner = (1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))) * size
         begin = self.GUARD + offset * size
         self.all = memory.bytes((begin + inner + self.GUARD + 15) // 16 * 16, seed)
         self.address = memory.address(self.all) + begin
-        elements = memory.typed(self.all[begin:begin + inner], dtype) if inner else memory.typed(self.all[:0], dtype)
-        self.rows = memory.strided(elements, rows, cols, stride) if inner else elements.reshape(rows, cols)
-        self.shape, self.begin, self.inner = (rows, cols), begin, inner
+        elements = memory.typed(self.all[begin:begin + inner], dtype)
+        self.elements = elements.reshape(self.shape) if is_empty else self.within(elements)
+        self.begin, self.inner = begin, inner
         self.before = memory.copy(self.all)
+
+    def within(self, elements: Array) -> Array:
+        """The tensor, of all that lies between its first element and its last one."""
+        return self.memory.strided(elements, self.shape, self.strides)
+
+    @property
+    def stride(self) -> int:
+        return self.strides[0]
+
+    @property
+    def rows(self) -> Array:
+        """[rows, cols]; a copy where that is not how it lies."""
+        return self.elements.reshape(-1, self.shape[-1]) if len(self.shape) > 2 else self.elements
 
     def fill(self, values: Array) -> None:
         if self.inner:
-            self.rows[:] = self.memory.cast(values, self.dtype)
+            self.elements[:] = self.memory.cast(values, self.dtype).reshape(self.shape)
         self.before = self.memory.copy(self.all)
 
     def values(self) -> Array:
@@ -205,10 +224,8 @@ class Buffer:
         """Whether nothing was written but elements, and these only where they may be."""
         now = self.memory.copy(self.all)
         if is_written and self.inner:
-            elements = self.memory.typed(now[self.begin:self.begin + self.inner], self.dtype)
-            old = self.memory.typed(self.before[self.begin:self.begin + self.inner], self.dtype)
-            rows, cols = self.shape
+            between = slice(self.begin, self.begin + self.inner)
             # as integers of the same size: a NaN is copied as it is
-            self.memory.strided(elements, rows, cols, self.stride)[:] = self.memory.strided(
-                old, rows, cols, self.stride)
+            self.within(self.memory.typed(now[between], self.dtype))[:] = self.within(
+                self.memory.typed(self.before[between], self.dtype))
         return bool(self.memory.same_bytes(now, self.before))

@@ -10,8 +10,8 @@ from typing import Any
 
 from fuzz_memory import LARGEST, Array
 
-DIGITS = {"fp32": 24, "fp16": 11, "bf16": 8}  # significant bits, the hidden one included
-SMALLEST = {"fp32": -126, "fp16": -14, "bf16": -126}  # exponent of the smallest normal number
+DIGITS = {"fp32": 24, "fp16": 11, "bf16": 8, "e4m3": 4}  # significant bits, the hidden one included
+SMALLEST = {"fp32": -126, "fp16": -14, "bf16": -126, "e4m3": -6}  # exponent of the smallest normal number
 
 
 def root_mean_square(memory: Any, values: Array) -> Array:

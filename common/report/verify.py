@@ -172,6 +172,8 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
             "the same kernels where gamma is left out",
             ("--shapes", "7x1000,300x2304", "--gamma-offset", "1", "--without", "gamma", "--input", "normal"),
         )
+    if any(operation.startswith("qk_norm") for operation in program.operations):
+        yield from sweeps_of_heads(program)
     yield Sweep("empty", "no rows at all", ("--rows", "0", "--cols", "1,1024,131072", "--input", "normal"))
     if program.stage in WITH_TABLES:
         yield from sweeps_of_other_devices(program)
@@ -190,6 +192,12 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
     one = ("--dtype", dtype, "--variant", variant, "--operation", operation, "--input", "normal")
     covers = f"1048592 rows of 4097 elements, 4.3 billion: {variant} alone, {operation} in {dtype}"
     yield Sweep(PAST_32_BITS, covers, ("--shapes", "1048592x4097", *one))
+    if "qk_norm" in program.operations:
+        yield Sweep(
+            f"{PAST_32_BITS}, heads",
+            f"2097153 tokens of 16 heads of 128, 4.3 billion elements: the final kernel in {dtype}",
+            ("--heads", "16", "--shapes", "2097153x128", "--dtype", dtype, "--variant", "heads", "--input", "normal"),
+        )
     if "rmsnorm_quantized" in program.operations:  # its rows of whole vectors have a kernel of their own
         yield Sweep(
             f"{PAST_32_BITS}, eight bits",
@@ -197,6 +205,35 @@ def sweeps_of(program: Program) -> Iterator[Sweep]:
             ("--shapes", "1048592x4096", "--dtype", dtype, "--variant", "quantized", "--operation", "rmsnorm_quantized",
              "--input", "normal"),
         )
+
+
+def sweeps_of_heads(program: Program) -> Iterator[Sweep]:
+    """The operations on heads, which the other sweeps leave out. Rows are tokens, cols those of a head."""
+    yield Sweep(
+        "heads",
+        "6 heads, by 1, 5, 132 and 1000 tokens",
+        (
+            "--heads", "4+2", "--rows", "1,5,132,1000", "--cols", "1,33,64,80,96,127,128,129,256,512,1024", "--input",
+            "normal,nan_row,huge",
+        ),
+    )
+    yield Sweep(
+        "heads, many",
+        "heads and tokens enough for blocks of several heads that take one token after the other",
+        ("--heads", "16+8", "--shapes", "8192x128,20011x64,3001x256,3001x80", "--input", "normal"),
+    )
+    yield Sweep("heads, of q", "no k", ("--heads", "5", "--shapes", "1000x128,1000x65,1x16384", "--input", "normal"))
+    for what, flags in {
+        "strides": ("--row-padding", "8"),
+        "misaligned": ("--misalign", "3", "--row-padding", "5"),
+        "weights about zero": ("--gamma-offset", "1"),
+        "absent": ("--without", "gamma,rstd" if program.stage == "06_fused_residual" else "gamma"),
+    }.items():
+        yield Sweep(f"heads, {what}", f"the same, {what}",
+                    ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *flags))
+    of_parameters = ("--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32")
+    yield Sweep("heads, fp32 parameters", "gamma in fp32 beside 16-bit elements",
+                ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *of_parameters))
 
 
 def sweeps_of_rules(program: Program) -> Iterator[Sweep]:
@@ -453,7 +490,7 @@ def sanitize(folder: Path, programs: list[Program]) -> list[dict[str, Any]]:
 def run_fuzz(options: argparse.Namespace) -> int:
     try:
         tally = fuzz.run(options.built, options.fuzz, options.seed, options.case, options.elements, options.cols,
-                         options.found)
+                         options.found, options.batch_invariant)
     except (fuzz._library.Error, ImportError) as error:
         print(f"verify.py: {error}", file=sys.stderr)
         return 2
@@ -494,6 +531,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--elements", type=int, help="random calls: most elements of a tensor")
     parser.add_argument("--cols", type=int, default=1 << 20, help="random calls: most columns")
     parser.add_argument("--found", type=int, default=20, help="random calls: end after so many that are wrong")
+    parser.add_argument("--batch-invariant", action="store_true", help="random calls: ask for it of norms over rows")
     options = parser.parse_args(arguments)
     if options.fuzz is not None:
         return run_fuzz(options)
