@@ -47,6 +47,8 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
                                      Count whole, Team team) {
   using T = typename Steps::Element;
   constexpr bool are_blocks = amount == Amount::few_blocks || amount == Amount::fewest_blocks;
+  constexpr bool are_few_of_sum = amount == Amount::few && Team::rows_share_warps && Steps::reads == 2;
+  constexpr bool parameters_first = are_blocks || are_few_of_sum;
   wait_for_previous_kernel();
   ParameterVector<T, typename Steps::Parameter> gamma[vectors], beta[vectors];
   const auto load_parameters = [&](int i) {
@@ -59,10 +61,10 @@ __device__ inline void normalize_row(const Steps& steps, int64_t row, const Plac
       if (place.has(i)) load_parameters(i);
     }
   };
-  if constexpr (are_blocks) load_all_parameters();
+  if constexpr (parameters_first) load_all_parameters();
   RowShare<T, vectors, amount == Amount::many> share;  // few rows fit into the cache: there is nothing to tell
   steps.load(share, row, place);
-  if constexpr (amount == Amount::few) load_all_parameters();
+  if constexpr (amount == Amount::few && !parameters_first) load_all_parameters();
   if constexpr (!are_blocks) let_next_kernel_start();
 
   const auto first_moments = [&] {

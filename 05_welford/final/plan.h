@@ -21,7 +21,7 @@ enum class Fit {
 //   many           Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
 //   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
 //   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
-//                  waits for x, would hold them up.
+//                  waits for x, would hold them up. So they do where rows of a sum share a warp.
 //   fewest_blocks  And the blocks of the next kernel find places beside them. It may start when a thread has its
 //                  moments: earlier, that would hold up what is on its way to them.
 enum class Amount { many, few, few_blocks, fewest_blocks };

@@ -29,6 +29,7 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  uniform,       1,       2,     0, lanes(asked, 2, 1)},  // a lane to a row
     {every_norm,  uniform,       3,       4,     0, lanes(asked, 2, 2)},  // two lanes to a row
     {layer_of_x,  uniform,       8,       8,     0, lanes(full, 2, 4), "64 columns of 16 bits"},  // four lanes
+    {of_sum,      uniform,       8,       8, 32768, lanes(full, 2, 4, few)},  // 2048 x 64 of 16 bits
     {every_norm,  any_types,     1,       8,     0, lanes(asked, 2, 4), "sum: 64 columns of 16 bits"},  // four lanes
 
     // Few rows, all under way at once: few vectors to a thread, and gamma and beta are on their way with them. So much
@@ -99,7 +100,11 @@ inline constexpr Rule whole_vectors[] = {
     {of_x,        bits16,     4097,   28672,     0, cluster(given, 7, 512, 2)},  // not enough rows for those
     {of_x,        any_bits16, 4097, longest,     0, cluster(asked, 7, 1024, 1)},  // the same, up to 458752 columns
 
-    // A norm of a sum reads two tensors: twice the loads to a vector.
+    // A norm of a sum reads two tensors: twice the loads to a vector. Where the lanes hold just a row, and rows are not
+    // very many, gamma comes first.
+    {of_sum,      uniform,      16,      16, 32768, lanes(full, 2, 8, few)},  // 2048 x 128 of 16 bits
+    {of_sum,      uniform,      32,      32, 32768, lanes(full, 2, 16, few)},  // 2048 x 256 of 16 bits
+    {of_sum,      uniform,      64,      64, 32768, lanes(full, 2, 32, few)},  // 2048 x 512 of 16 bits
     {of_sum,      any_types,     9,      16,     0, lanes(asked, 2, 8), "sum: 128 columns of 16 bits"},  // eight lanes
     {of_sum,      any_types,    17,      32,     0, lanes(asked, 2, 16), "sum: 256 columns of 16 bits"},  // sixteen
     {of_sum,      any_types,    33,      64,     0, lanes(asked, 2, 32), "sum: 512 columns of 16 bits"},  // a warp
