@@ -227,7 +227,7 @@ def sweeps_of_heads(program: Program) -> Iterator[Sweep]:
         "strides": ("--row-padding", "8"),
         "misaligned": ("--misalign", "3", "--row-padding", "5"),
         "weights about zero": ("--gamma-offset", "1"),
-        "absent": ("--without", "gamma,rstd" if program.stage == "06_fused_residual" else "gamma"),
+        "absent": ("--without", "q_gamma,k_rstd" if "qk_norm" in program.operations else "k_gamma,dk,dq_gamma"),
     }.items():
         yield Sweep(f"heads, {what}", f"the same, {what}",
                     ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *flags))
