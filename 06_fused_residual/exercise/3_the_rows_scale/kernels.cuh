@@ -132,8 +132,8 @@ struct RowStatistics {
   float pivot, rest, rstd;
 };
 
-// As `held` has them (05_welford/held.cuh), where they are explained. Each vector is added up by itself, so that a long
-// row's sum is of fewer terms, and is rounded less often. scale_down(factor) multiplies all x by it, from then on.
+// As `held` has them (05_welford/held.cuh), where they are explained. scale_down(factor) multiplies all x by it, from
+// then on.
 template <bool about_mean, bool whole, class T, class ForEachVector, class ScaleDown>
 __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, ForEachVector for_each_vector,
                                         ScaleDown scale_down) {
@@ -144,30 +144,23 @@ __device__ RowStatistics row_statistics(float eps, int cols, float2* scratch, Fo
     float2 sums = {0.0f, 0.0f};
     if constexpr (about_mean) {
       for_each_vector([&](int, const Floats<T>& x) {
-        float of_vector = 0.0f;
-        for (int k = 0; k < vector_size<T>; ++k) of_vector += x.at[k];
-        sums.x += of_vector;
+        for (int k = 0; k < vector_size<T>; ++k) sums.x += x.at[k];
       });
       pivot = welford::block_sum(sums.x, reinterpret_cast<float*>(scratch)) * share;
       sums.x = 0.0f;
       for_each_vector([&](int col, const Floats<T>& x) {
-        float2 of_vector = {0.0f, 0.0f};
         for (int k = 0; k < vector_size<T>; ++k) {
           if (!whole && col + k >= cols) continue;
           const float difference = x.at[k] - pivot;
-          of_vector.x += difference;
-          of_vector.y += difference * difference;
+          sums.x += difference;
+          sums.y += difference * difference;
         }
-        sums.x += of_vector.x;
-        sums.y += of_vector.y;
       });
       sums = welford::block_sums(sums, scratch);
       rest = welford::quotient_of(sums.x, n, share);  // exact of equal values: nothing is left of them, however large
     } else {
       for_each_vector([&](int, const Floats<T>& x) {
-        float of_vector = 0.0f;
-        for (int k = 0; k < vector_size<T>; ++k) of_vector += x.at[k] * x.at[k];
-        sums.y += of_vector;
+        for (int k = 0; k < vector_size<T>; ++k) sums.y += x.at[k] * x.at[k];
       });
       sums.y = welford::block_sum(sums.y, reinterpret_cast<float*>(scratch));
     }
