@@ -24,7 +24,7 @@ from typing import Any
 
 from fuzz_calls import ALONE, Call, _library
 from fuzz_cases import BATCHNORM, EIGHT_BITS, HEADS, Case, draw
-from fuzz_eight_bits import EightBitsCall
+from fuzz_eight_bits import EightBitsCall, most_off
 from fuzz_heads import HeadsCall
 from fuzz_memory import Array, OnCpuLayer, OnGpu
 
@@ -66,6 +66,8 @@ def allowed(case: Case, name: str, dtype: str) -> tuple[float, float]:
         # What is rounded twice may fall to the other side the first time: that is a last place, times gamma, or up to
         # two of y's. Where it takes y past a power of two, the second rounding is twice as large.
         return ROUNDED + (2.5 if case.round_before_gamma else 0.0), 1.5
+    if name == "scales":
+        return most_off(case.cols) / ALONE, 1.0
     if case.operation in BATCHNORM:
         return (128.0, 12.0) if case.dtype == "fp32" else (256.0, 8.0)
     if name in ("dgamma", "dbeta"):
