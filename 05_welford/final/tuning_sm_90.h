@@ -102,7 +102,7 @@ inline constexpr Rule whole_vectors[] = {
 
     // A norm of a sum reads two tensors: twice the loads to a vector. Where the lanes hold just a row, and rows are not
     // very many, gamma comes first.
-    {of_sum,      uniform,      16,      16, 32768, lanes(full, 2, 8, few)},  // 2048 x 128 of 16 bits
+    {of_sum,      uniform,      16,      16, 32768, lanes(full, 2, 8, few), "sum of 2048 x 128 of 16 bits"},
     {of_sum,      uniform,      32,      32, 32768, lanes(full, 2, 16, few)},  // 2048 x 256 of 16 bits
     {of_sum,      uniform,      64,      64, 32768, lanes(full, 2, 32, few)},  // 2048 x 512 of 16 bits
     {of_sum,      any_types,     9,      16,     0, lanes(asked, 2, 8), "sum: 128 columns of 16 bits"},  // eight lanes

@@ -213,8 +213,8 @@ def sweeps_of_heads(program: Program) -> Iterator[Sweep]:
         "heads",
         "6 heads, by 1, 5, 132 and 1000 tokens",
         (
-            "--heads", "4+2", "--rows", "1,5,132,1000", "--cols", "1,33,64,80,96,127,128,129,256,512,1024", "--input",
-            "normal,nan_row,huge",
+            "--heads", "4+2", "--rows", "1,5,132,1000", "--cols", "1,32,33,64,80,96,127,128,129,256,512,1024",
+            "--input", "normal,nan_row,huge",
         ),
     )
     yield Sweep(
@@ -233,7 +233,8 @@ def sweeps_of_heads(program: Program) -> Iterator[Sweep]:
                     ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *flags))
     of_parameters = ("--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32")
     yield Sweep("heads, fp32 parameters", "gamma in fp32 beside 16-bit elements",
-                ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *of_parameters))
+                ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256,132x512,50x1024", "--input", "normal",
+                 *of_parameters))
 
 
 def sweeps_of_rules(program: Program) -> Iterator[Sweep]:
