@@ -13,6 +13,8 @@ from results import ROOT
 sys.path.insert(0, str(ROOT / "common/library/python"))
 from normworklog import _library  # noqa: E402
 
+ALONE = 8  # times as much is allowed where PyTorch has no answer
+
 
 def values_of(memory: Any, kind: str, shape: tuple[int, int], dtype: str, seed: int) -> Array:
     """Doubles, some of which the type may round."""
@@ -35,9 +37,6 @@ def values_of(memory: Any, kind: str, shape: tuple[int, int], dtype: str, seed: 
     if kind == "tiny":
         return normal * (1e-3 if dtype == "fp16" else 1e-15)
     return normal * 0 if kind == "zeros" else normal
-
-
-ALONE = 8  # times as much is allowed where PyTorch has no answer
 
 
 class Call:
@@ -145,8 +144,23 @@ class Call:
         x = self.as_rows(self.buffers["x"].values())
         return Norm(self.memory, x, self.case.eps, "rmsnorm" not in self.case.operation)
 
+    def types(self) -> tuple[int, int]:
+        return _library.DTYPES[self.case.dtype], _library.DTYPES[self.case.param_dtype]
+
+    def at(self, *names: str) -> list[int]:
+        """Addresses, 0 of what is not there."""
+        return [self.buffers[name].address if name in self.buffers else 0 for name in names]
+
+    def strides(self, *names: str) -> list[int]:
+        """From a row to the next."""
+        return [self.buffers[name].stride if name in self.buffers else self.case.cols for name in names]
+
+    def work(self) -> list[int]:
+        """The workspace's address and size."""
+        return [self.memory.address(self.workspace), len(self.workspace)] if self.workspace is not None else [0, 0]
+
     def room(self) -> Array | None:
-        case, types = self.case, (_library.DTYPES[self.case.dtype], _library.DTYPES[self.case.param_dtype])
+        case, types = self.case, self.types()
         if case.operation in BACKWARD:
             centered = "layernorm" in case.operation
             size = _library.backward_workspace_bytes(centered, case.rows, case.cols, *types)
@@ -158,16 +172,7 @@ class Call:
         return self.memory.bytes(size, self.next_seed())
 
     def make(self, stream: int) -> None:
-        case = self.case
-        types = (_library.DTYPES[case.dtype], _library.DTYPES[case.param_dtype])
-
-        def at(*names: str) -> list[int]:
-            return [self.buffers[name].address if name in self.buffers else 0 for name in names]
-
-        def strides(*names: str) -> list[int]:
-            return [self.buffers[name].stride if name in self.buffers else case.cols for name in names]
-
-        work = [self.memory.address(self.workspace), len(self.workspace)] if self.workspace is not None else [0, 0]
+        case, at, strides, types, work = self.case, self.at, self.strides, self.types(), self.work()
         if case.operation in FORWARD:
             summed = case.operation.startswith("add")
             rows = ("x", "residual", "h", "y") if summed else ("x", "y")

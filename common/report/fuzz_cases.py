@@ -68,7 +68,7 @@ class Case:
     def __str__(self) -> str:
         pixels = f" of {self.pixels} pixels, {'first' if self.channels_first else 'last'}" if self.pixels > 1 else ""
         chosen = [f"without {', '.join(sorted(self.absent))}" if self.absent else ""]
-        chosen += [f"{output} in the place of {place}" for output, place in self.places.items()]
+        chosen += [f"{output} over {place}" for output, place in self.places.items()]
         chosen += [f"{name} {what}" for what, by in (("padded", self.padding), ("off", self.offset))
                    for name in by if by[name]]
         chosen += ["from a graph" if self.graph else "", "round before gamma" if self.round_before_gamma else "",
@@ -89,8 +89,6 @@ def tensors_of(operation: str) -> tuple[list[str], list[str]]:
         if operation.endswith("backward"):
             return ["dq_out", "dk_out", "q", "k"], ["dq", "dk"]
         return ["q", "k"], ["q_out", "k_out"]
-    if operation in EIGHT_BITS:
-        return (["x", "residual"], ["h", "y"]) if operation.startswith("add") else (["x"], ["y"])
     if operation.startswith("add"):
         return ["x", "residual"], ["h", "y"]
     if operation.endswith("backward"):

@@ -54,17 +54,10 @@ class EightBitsCall(Call):
 
     def make(self, stream: int) -> None:
         case = self.case
-
-        def at(name: str) -> int:
-            return self.buffers[name].address if name in self.buffers else 0
-
-        def stride(name: str) -> int:
-            return self.buffers[name].stride if name in self.buffers else case.cols
-
         packed = _library._QUANTIZED.pack(
-            _library._QUANTIZED.size, _library.DTYPES[case.dtype], _library.DTYPES[case.param_dtype],
-            *map(at, ("x", "residual", "gamma", "beta", "h", "y", "scale", "scales")), case.rows, case.cols,
-            *map(stride, ("x", "residual", "h", "y", "scales")), case.eps, "layernorm" in case.operation,
+            _library._QUANTIZED.size, *self.types(),
+            *self.at("x", "residual", "gamma", "beta", "h", "y", "scale", "scales"), case.rows, case.cols,
+            *self.strides("x", "residual", "h", "y", "scales"), case.eps, "layernorm" in case.operation,
             _library.FORMATS[self.bits.format], _library.SCALINGS[self.bits.scaling])
         if status := _library._c.quantized_norm(packed, stream):
             _library.load().fail(status)

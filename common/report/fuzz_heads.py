@@ -75,35 +75,29 @@ class HeadsCall(Call):
     def room(self) -> Array | None:
         if not self.is_backward:
             return None
-        types = (_library.DTYPES[self.case.dtype], _library.DTYPES[self.case.param_dtype])
-        return self.memory.bytes(_library.qk_norm_workspace_bytes(self.case.cols, *types), self.next_seed())
+        return self.memory.bytes(_library.qk_norm_workspace_bytes(self.case.cols, *self.types()), self.next_seed())
+
+    def strides(self, *names: str) -> list[int]:
+        """From a token to the next and from a head to the next."""
+        found: list[int] = []
+        for name in names:
+            dense = self.heads_of(name) * self.case.cols, self.case.cols  # of what is not there
+            found += self.buffers[name].strides[:2] if name in self.buffers else dense
+        return found
 
     def make(self, stream: int) -> None:
-        case = self.case
+        case, at, strides, types = self.case, self.at, self.strides, self.types()
         assert case.heads
-        types = (_library.DTYPES[case.dtype], _library.DTYPES[case.param_dtype])
-
-        def at(*names: str) -> list[int]:
-            return [self.buffers[name].address if name in self.buffers else 0 for name in names]
-
-        def strides(*names: str) -> list[int]:
-            found: list[int] = []
-            for name in names:
-                dense = self.heads_of(name) * case.cols, case.cols  # of what is not there
-                found += self.buffers[name].strides[:2] if name in self.buffers else dense
-            return found
-
         sizes = (case.rows, case.heads.q, case.heads.k, case.cols)
         if not self.is_backward:
             names = ("q", "k", "q_gamma", "k_gamma", "q_out", "k_out", "q_rstd", "k_rstd")
             _library.qk_norm(at(*names), *sizes, strides("q", "k", "q_out", "k_out"), case.eps, case.gamma_offset,
                              case.round_before_gamma, *types, stream)
             return
-        work = [self.memory.address(self.workspace), len(self.workspace)] if self.workspace is not None else [0, 0]
         names = ("dq_out", "dk_out", "q", "k", "q_gamma", "k_gamma", "q_rstd", "k_rstd", "dq", "dk", "dq_gamma",
                  "dk_gamma")
-        _library.qk_norm_backward(at(*names), *work, *sizes, strides("dq_out", "dk_out", "q", "k", "dq", "dk"),
-                                  case.gamma_offset, *types, stream)
+        _library.qk_norm_backward(at(*names), *self.work(), *sizes,
+                                  strides("dq_out", "dk_out", "q", "k", "dq", "dk"), case.gamma_offset, *types, stream)
 
     def outputs(self) -> set[str]:
         names = {*self.written, "dq_gamma", "dk_gamma"}
@@ -113,9 +107,6 @@ class HeadsCall(Call):
 
     def kind(self, name: str) -> str:
         return KINDS.get(name.rpartition("_")[2], "dx")
-
-    def found(self, name: str) -> Array:
-        return self.buffers[name].values()
 
     def wanted(self) -> dict[str, tuple[Array, Array]]:
         wanted = {}

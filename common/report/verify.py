@@ -229,7 +229,7 @@ def sweeps_of_heads(program: Program) -> Iterator[Sweep]:
         "weights about zero": ("--gamma-offset", "1"),
         "absent": ("--without", "q_gamma,k_rstd" if "qk_norm" in program.operations else "k_gamma,dk,dq_gamma"),
     }.items():
-        yield Sweep(f"heads, {what}", f"the same, {what}",
+        yield Sweep(f"heads, {what}", f"5 heads: {what}",
                     ("--heads", "3+2", "--shapes", "7x64,1000x128,1000x65,132x256", "--input", "normal", *flags))
     of_parameters = ("--dtype", ",".join(program.dtypes_with_fp32_parameters), "--param-dtype", "fp32")
     yield Sweep("heads, fp32 parameters", "gamma in fp32 beside 16-bit elements",
