@@ -56,6 +56,7 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  any_bits16, 1025,    4096,   512, cluster(given, 2, 256, 1, few), "1 x 18432: five blocks to a row"},
     {every_layer, any_bits16, 1025,    2048,  1024, cluster(given, 2, 512, 1, few)},
     {every_norm,  any_bits16, 1025,    2048,  2048, block(given, 4, 512, 1, few_blocks), "128 x 12288"},
+    {rms_of_sum,  any_bits16, 1025,    2048, 32768, block(given, 4, 512, 1, few_blocks), "sum of 512 x 14336"},
     {every_norm,  any_bits16, 2049,    8192,  2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
     {every_norm,  any_bits16, 1025,    8192,  2048, cluster(asked, 2, 512, 1, few)},
     {every_norm,  fp32,       1025,    8192,  1024, cluster(given, 2, 512, 1, few)},  // 1 x 16384
