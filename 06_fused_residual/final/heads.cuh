@@ -50,7 +50,7 @@ __device__ inline float scale_down(uint4 (&bits)[vectors], float& mean_square, f
 // bytes that memory writes at once. A lane multiplies by the same factors throughout, and its addresses move by the
 // same step. An output may lie where its input does.
 template <class T, class G, int width, int vectors, int tokens_at_once>
-__global__ void __launch_bounds__(threads_of_final_heads, vectors == 1 ? 6 : 3)
+__global__ void __launch_bounds__(threads_of_final_heads, blocks_that_fit(threads_of_final_heads, vectors == 1 ? 6 : 3))
     normalize_heads(QkNormForward<T, G> p, int head_bits) {
   constexpr unsigned rows = threads_of_final_heads / width;
   const unsigned tokens_of_pass = rows >> head_bits, tokens_of_block = tokens_of_pass * tokens_at_once;
