@@ -17,6 +17,9 @@ std::string refusal(const Variant& variant, const ProblemOptions& options) {
   if (!options.uneven.empty() && !variant.overwritten().empty()) {
     return "its outputs take the place of inputs, and --uneven gives them other strides";
   }
+  if (options.packed_results && !variant.overwritten().empty()) {
+    return "its outputs take the place of inputs, and --packed-results gives them other strides";
+  }
   return "";
 }
 
@@ -34,6 +37,7 @@ ProblemOptions options_of(const Request& request, Operation operation, Dtype dty
   if (is_of_heads(operation)) {
     options.q_heads = request.q_heads;
     options.k_heads = request.k_heads;
+    options.packed_results = request.packed_results;
   }
   options.layout = request.layout;
   options.row_padding = request.row_padding;

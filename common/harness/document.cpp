@@ -62,6 +62,7 @@ Json json_of(const Check& check, const std::string& stage) {
   if (o.round_before_gamma) entry["round_before_gamma"] = true;
   if (o.batch_invariant) entry["batch_invariant"] = true;
   if (o.gamma_offset != 0.0f) entry["gamma_offset"] = o.gamma_offset;
+  if (o.packed_results) entry["packed_results"] = true;
   entry["row_padding"] = o.row_padding;
   entry["misalign"] = check.misalign;
   if (!o.uneven.empty()) entry["uneven"] = o.uneven;

@@ -183,6 +183,9 @@ void read_heads(Request& request, const std::string& heads, bool all_operations_
                                    name_of(operation), heads.empty() ? "is one, and it was not given" : "is none"));
   }
   if (request.operations.empty()) throw RequestError("--heads: nothing of this stage is an operation on heads");
+  if (request.packed_results && heads.empty()) {
+    throw RequestError("--packed-results is of the operations on heads, and --heads was not given");
+  }
 }
 
 // e4m3:row: the format of y in eight bits, and what has a scale.
@@ -283,6 +286,9 @@ Request parse_flags(const Program& program, int argc, char** argv) {
        problem);
   what(app.add_option("--heads", heads,
                       "the operations on heads, with so many of q and of k: 16+4 (rows are tokens, cols a head's)"),
+       problem);
+  what(app.add_flag("--packed-results", request.packed_results,
+                    "with --heads: the results have no gaps between tokens, as q and k have"),
        problem);
   what(app.add_option("--variant", variant, "variants: all, or a list (--list names them)"), problem);
   what(app.add_option("--row-padding", row_padding, "elements between the end of a row and the start of the next"),

@@ -44,6 +44,7 @@ struct Request {
   int64_t pixels = 1;
   int64_t q_heads = 0;  // none: no operation on heads is asked for
   int64_t k_heads = 0;
+  bool packed_results = false;  // of the operations on heads
   ChannelLayout layout = ChannelLayout::channels_last;
   float eps = 1e-6f;
   float momentum = 0.1f;

@@ -98,7 +98,9 @@ void shape_heads(const ProblemOptions& options, HostTensor& tensor) {
   if (tensor.spec.extent != Extent::matrix) return;
   tensor.heads = std::max<int64_t>(heads, 1);
   tensor.head_stride = tensor.stride;
-  tensor.stride *= options.q_heads + 2 * (options.k_heads > 0 ? options.k_heads : options.q_heads);
+  const bool is_packed = options.packed_results && tensor.spec.role == Role::output;
+  const int64_t of_projection = options.q_heads + 2 * (options.k_heads > 0 ? options.k_heads : options.q_heads);
+  tensor.stride *= is_packed ? tensor.heads : of_projection;
 }
 
 // There may be gaps between its rows.

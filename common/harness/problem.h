@@ -42,6 +42,7 @@ struct ProblemOptions {
   int64_t pixels = 1;   // BatchNorm: height * width
   int64_t q_heads = 2;  // of the operations on heads, for which rows are tokens and cols is head_dim
   int64_t k_heads = 1;
+  bool packed_results = false;  // of the operations on heads: their outputs have no gaps
   ChannelLayout layout = ChannelLayout::channels_last;
   int64_t row_padding = 0;  // elements between the end of a row and the start of the next, in every matrix
   // A tensor's name: it has one element more between its rows, and starts one element further past its alignment, than
@@ -65,7 +66,7 @@ struct ProblemOptions {
 //
 // A matrix of heads has a row to a head: row i is head i % heads of token i / heads, whose tokens are `stride` apart
 // and whose heads `head_stride`. In q and k, and in what takes their form, there is a gap behind a token's heads, as
-// long as the rest of a projection of q, k and v is.
+// long as the rest of a projection of q, k and v is; not in outputs with packed_results.
 //
 // The matrices of BatchNorm are stored as [samples * pixels, channels], or with ChannelLayout::channels_first and more
 // than one pixel as [samples * channels, pixels].
