@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
         });
         pivot = block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
       }
+      // [task: rest]
       float2 sums = {0.0f, 0.0f};
       for_each_vector([&](int col, const Floats<T>& x) {
         for (int k = 0; k < vector_size<T>; ++k) {
@@ -145,20 +146,23 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
       sums = block_sums(sums, scratch);
       if (Norm::has_mean) rest = quotient_of(sums.x, n, share);
       variance = quotient_of(sums.y, n, share) - rest * rest;
+      // [/task]
       if (isfinite(variance) || scale < 1.0f) break;
       scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
     }
     if (variance < 0.0f) variance = 0.0f;                      // by the rounding of the difference
-    const float rstd = rsqrtf(variance + norm.p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+    const float rstd = rsqrtf(variance + norm.p.eps * scale);  // eps * scale^2 is nothing; this avoids 1 / 0
     // [/snippet]
 
     // [snippet: held_store]
+    // [task: output]
     const float mean = pivot + rest;
     const float shift = (mean - pivot - rest) * rstd;  // what the rounding of the mean has added
     for_each_vector([&](int col, Floats<T> x) {
       for (int k = 0; k < vector_size<T>; ++k) x.at[k] = (x.at[k] * scale - mean) * rstd + shift;
       norm.template store<whole>(row, col, x);
     });
+    // [/task]
     vectorized::write_statistics(norm.p, row, mean / scale, variance == 0.0f ? rsqrtf(norm.p.eps) : rstd * scale);
     // [/snippet]
   }

@@ -88,10 +88,12 @@ struct AddNorm : Norm {
   template <bool whole>
   __device__ uint4 load(int64_t row, int col) const {
     const int cols = static_cast<int>(this->p.cols);
+    // [task: add_vector]
     const uint4 sum = add_vectors<T>(vectorized::load<whole>(x + row * x_stride, col, cols),
                                      vectorized::load<whole>(residual + row * residual_stride, col, cols));
     this->template store_vector<whole>(h + row * this->p.x_stride, col, sum);
     return sum;
+    // [/task]
   }
 
   bool is_whole() const {

@@ -49,14 +49,10 @@ __global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps step
     if constexpr (Steps::about == About::zero) {
       s.pivot = 0.0f;
     } else {
-      // [task: rest]
       s.rest = sum_over_row(value, [&](float v) { return fmaf(v, s.scale, -s.pivot); }) / steps.p.cols;
-      // [/task]
     }
     const float m2 = sum_over_row(value, [&](float v) {
-      // [task: deviation]
       const float d = fmaf(v, s.scale, -s.pivot) - s.rest;
-      // [/task]
       return d * d;
     });
     s.rstd = rstd_of(m2 / steps.p.cols, steps.p.eps, s.scale);

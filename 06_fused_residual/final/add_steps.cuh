@@ -59,11 +59,9 @@ struct AddSteps : Norm {
   }
 
   __device__ float load(int64_t i, int64_t col) const {
-    // [task: add_element]
     const T sum = sum_of(x[i * x_stride + col], residual[i * residual_stride + col]);
     h[i * this->p.x_stride + col] = sum;
     return vectorized::to_float(sum);
-    // [/task]
   }
 
   __device__ const T* source(int tensor, int64_t i) const {

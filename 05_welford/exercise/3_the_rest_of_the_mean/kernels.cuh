@@ -4,71 +4,175 @@
 #include <cstdint>
 
 #include "03_warp_shuffle/kernels.cuh"
-#include "04_vectorized/vectors.cuh"
-#include "05_welford/final/split_moments.cuh"
-#include "05_welford/final/statistics.cuh"
-#include "05_welford/final/store.cuh"
-#include "05_welford/final/sums.cuh"
+#include "04_vectorized/kernels.cuh"
+#include "common/device/arguments.h"
 #include "common/device/launch.cuh"
 
 namespace worklog::welford {
 
+using vectorized::first_column;
+using vectorized::Floats;
+using vectorized::pack;
+using vectorized::Parameter;
+using vectorized::vector_size;
 using warp_shuffle::block_sum;
+using warp_shuffle::blocks_for;
 using warp_shuffle::lanes;
+using warp_shuffle::warp_sum;
 
-inline constexpr int threads_of_reread = 1024;
-inline constexpr int reads_at_once = 8;
+// True where all rows of a tensor start on a 16-byte boundary, or it is null.
+template <class T>
+bool on_boundaries(const T* tensor, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(tensor) % 16 == 0 && stride % vector_size<T> == 0;
+}
 
-// A row is read once for the sum of it, and again for each further sum. Statistics, the mean in its two parts, is in
-// 05_welford/final/statistics.cuh, and what becomes of it is normalized() in 05_welford/final/store.cuh.
-template <class Steps>
-__global__ void __launch_bounds__(threads_of_reread) normalize_reread(Steps steps) {
-  __shared__ float scratch[lanes];
-  const int64_t row = blockIdx.x;
-  const auto sum_over_row = [&](auto value, auto f) {
-    PairwiseSum<7> sum;  // a thread has at most 2^20 / 1024 columns, and 8 of them at a time
-    for (int64_t first = threadIdx.x; first < steps.p.cols; first += reads_at_once * threads_of_reread) {
-      float some[reads_at_once];
+// Two sums over the block at once, in every thread.
+__device__ inline float2 block_sums(float2 sums, float2* scratch) {
+  const unsigned lane = threadIdx.x % lanes;
+  sums = {warp_sum(sums.x), warp_sum(sums.y)};
+  if (lane == 0) scratch[threadIdx.x / lanes] = sums;
+  __syncthreads();
+  sums = lane < blockDim.x / lanes ? scratch[lane] : float2{0.0f, 0.0f};
+  __syncthreads();  // all have read `scratch` before the next row overwrites it
+  return {warp_sum(sums.x), warp_sum(sums.y)};
+}
+
+// sum / n, where `share` is 1 / n: a product and its correction. Where the quotient is a float they are exact. Rows of
+// equal values need that: their mean is their value.
+__device__ inline float quotient_of(float sum, float n, float share) {
+  const float quotient = sum * share;
+  return fmaf(fmaf(-quotient, n, sum), share, quotient);
+}
+
+// How a vector of a row is loaded, and how it is stored. Stage 06 has other operations for the kernel below.
+template <class T, class G>
+struct LayerNorm {
+  using Element = T;
+  static constexpr bool has_mean = true;
+  static constexpr bool stores_sum = false;
+  LayerNormForward<T, G> p;
+
+  // `whole`: all vectors of all rows are. Stage 06 loads otherwise the first time, and as here when it loads again.
+  template <bool whole>
+  __device__ uint4 load(int64_t row, int col) const {
+    return load_again<whole>(row, col);
+  }
+  template <bool whole>
+  __device__ uint4 load_again(int64_t row, int col) const {
+    return vectorized::load<whole>(p.x + row * p.x_stride, col, static_cast<int>(p.cols));
+  }
+  template <bool whole>
+  __device__ void store(int64_t row, int col, Floats<T> x) const {
+    const int cols = static_cast<int>(p.cols);
+    Parameter<T, G> gamma, beta;
+    gamma.template load<whole>(p.gamma, col, cols, 1.0f);
+    beta.template load<whole>(p.beta, col, cols, 0.0f);
+    const Floats<T> scales = gamma.unpack(), shifts = beta.unpack();
 #pragma unroll
-      for (int k = 0; k < reads_at_once; ++k) {
-        const int64_t col = first + k * threads_of_reread;
-        some[k] = col < steps.p.cols ? f(value(col)) : 0.0f;
-      }
-      sum.add(sum_of_pairs(some));
-    }
-    return block_sum(sum.all(), scratch);
-  };
-  wait_for_previous_kernel();
-  const auto first_value = [&](int64_t col) { return steps.load(row, col); };
-  const auto value = [&](int64_t col) { return vectorized::to_float(steps.row(row)[col]); };
+    for (int k = 0; k < vector_size<T>; ++k) x.at[k] = x.at[k] * scales.at[k] + shifts.at[k];
+    store_vector<whole>(p.y + row * p.y_stride, col, pack<T>(x));
+  }
+  // As vectorized::store, but a whole vector at once: nvcc splits that one's into four.
+  template <bool whole>
+  __device__ void store_vector(T* row, int col, uint4 bits) const {
+    const int cols = static_cast<int>(p.cols);
+    if (!whole && !vectorized::is_whole(row, col, cols)) return vectorized::store(row, col, cols, bits);
+    __stwb(reinterpret_cast<uint4*>(row + col), bits);
+  }
 
-  Statistics s = {1.0f, sum_over_row(first_value, [](float v) { return v; }) / steps.p.cols, 0.0f, 0.0f};
-  for (;;) {
-    if constexpr (Steps::about == About::zero) {
-      s.pivot = 0.0f;
-    } else {
-      // [task: rest] s.pivot is a float near the row's mean. Find what the mean is beside it.
-      s.rest = 0.0f;
-      // [/task]
+  bool is_whole() const {
+    return p.cols % vector_size<T> == 0 && on_boundaries(p.x, p.x_stride) && on_boundaries(p.y, p.y_stride) &&
+           on_boundaries(p.gamma, 0) && on_boundaries(p.beta, 0);
+  }
+};
+
+// A block to a row, `vectors` vectors of it in each thread's registers. What is beyond them is read again in each walk.
+template <class Norm, int vectors, bool whole>
+__global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2) normalize_held(Norm norm) {
+  using T = typename Norm::Element;
+  __shared__ float2 scratch[lanes];
+  const int cols = static_cast<int>(norm.p.cols);
+  const auto n = static_cast<float>(cols);
+  const float share = 1.0f / n;  // of an element in a mean
+  const int step = static_cast<int>(blockDim.x) * vector_size<T>;
+  for (int64_t row = blockIdx.x; row < norm.p.rows; row += gridDim.x) {
+    const int first =
+        (whole ? 0 : first_column(norm.p.x + row * norm.p.x_stride)) + static_cast<int>(threadIdx.x) * vector_size<T>;
+    Floats<T> held[vectors];
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const int col = first + i * step;
+      held[i] = vectorized::unpack<T>(col < cols ? norm.template load<whole>(row, col) : uint4{});
     }
-    const float m2 = sum_over_row(value, [&](float v) {
-      // [task: deviation] The deviation of v from the mean, as exactly as the two parts have it.
-      const float d = fmaf(v, s.scale, -s.pivot);
+    const int beyond = first + vectors * step;
+    for (int col = beyond; Norm::stores_sum && col < cols; col += step) norm.template load<whole>(row, col);
+    const auto for_each_vector = [&](auto use) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (first + i * step < cols) use(first + i * step, held[i]);
+      }
+      for (int col = beyond; col < cols; col += step) {
+        use(col, vectorized::unpack<T>(norm.template load_again<whole>(row, col)));
+      }
+    };
+
+    float pivot = 0.0f, rest = 0.0f, variance, scale = 1.0f;
+    while (true) {
+      if constexpr (Norm::has_mean) {
+        float sum = 0.0f;
+        for_each_vector([&](int, const Floats<T>& x) {  // beyond the row's ends there are zeros
+          for (int k = 0; k < vector_size<T>; ++k) sum += x.at[k] * scale;
+        });
+        pivot = block_sum(sum, reinterpret_cast<float*>(scratch)) * share;
+      }
+      // [task: rest] `pivot` is a float near the row's mean. Find what the mean is beside it, `rest`. The squares are
+      // taken about the pivot, so the variance has to be corrected by it, too.
+      float sum = 0.0f;
+      for_each_vector([&](int col, const Floats<T>& x) {
+        for (int k = 0; k < vector_size<T>; ++k) {
+          if (!whole && (col + k < 0 || col + k >= cols)) continue;
+          const float difference = x.at[k] * scale - pivot;
+          sum += difference * difference;
+        }
+      });
+      variance = quotient_of(block_sum(sum, reinterpret_cast<float*>(scratch)), n, share);
       // [/task]
-      return d * d;
+      if (isfinite(variance) || scale < 1.0f) break;
+      scale = 0x1p-80f;  // squares or sums overflow: once more, so small that they cannot
+    }
+    if (variance < 0.0f) variance = 0.0f;                      // by the rounding of the difference
+    const float rstd = rsqrtf(variance + norm.p.eps * scale);  // eps * scale^2 is nothing; this avoids 1 / 0
+
+    // [task: output] The mean, and the output, as exactly as the two parts have them.
+    const float mean = pivot + rest;
+    for_each_vector([&](int col, Floats<T> x) {
+      for (int k = 0; k < vector_size<T>; ++k) x.at[k] = (x.at[k] * scale - pivot) * rstd;
+      norm.template store<whole>(row, col, x);
     });
-    s.rstd = rstd_of(m2 / steps.p.cols, steps.p.eps, s.scale);
-    if (isfinite(m2) || s.scale != 1.0f) break;
-    s.scale = small_scale;
-    s.pivot = sum_over_row(value, [&](float v) { return v * s.scale; }) / steps.p.cols;
+    // [/task]
+    vectorized::write_statistics(norm.p, row, mean / scale, variance == 0.0f ? rsqrtf(norm.p.eps) : rstd * scale);
   }
-  if constexpr (Steps::about == About::mean) {
-    const SplitMoments mean = with_mean_as_pivot({0.0f, s.pivot, s.rest, 0.0f});
-    s.pivot = mean.pivot;
-    s.rest = mean.rest;
-  }
-  for (int64_t col = threadIdx.x; col < steps.p.cols; col += blockDim.x) store_element(steps, row, col, value(col), s);
-  if (threadIdx.x == 0) steps.write_statistics(row, s);
+}
+
+// As many threads as hold the row in four vectors each, or in eight; for a longer row, as many as a block has.
+template <int vectors, bool whole, class Norm>
+void launch_held(const Norm& norm, cudaStream_t stream) {
+  const unsigned threads = vectorized::threads_for(norm.p, vectors), most = vectorized::most_threads;
+  launch(normalize_held<Norm, vectors, whole>,
+         {.grid = blocks_for(norm.p.rows, 1), .block = threads < most ? threads : most, .stream = stream}, norm);
+}
+
+template <class Norm>
+void launch_held(const Norm& norm, cudaStream_t stream) {
+  if (norm.p.rows == 0) return;
+  const bool is_short = vectorized::threads_for(norm.p, 4) <= vectorized::most_threads;
+  if (norm.is_whole()) return is_short ? launch_held<4, true>(norm, stream) : launch_held<8, true>(norm, stream);
+  return is_short ? launch_held<4, false>(norm, stream) : launch_held<8, false>(norm, stream);
+}
+
+template <class T, class G>
+void held(const LayerNormForward<T, G>& p, cudaStream_t stream) {
+  launch_held(LayerNorm<T, G>{p}, stream);
 }
 
 }  // namespace worklog::welford

@@ -1,95 +1,52 @@
 // Exercise: the sum of x and the residual, on the way into a norm. Look for [task].
 #pragma once
 
-#include <array>
-#include <cstdint>
-
-#include "05_welford/final/cache_advice.cuh"
-#include "05_welford/final/steps.cuh"
+#include "04_vectorized/vectors.cuh"
+#include "05_welford/held.cuh"
 #include "06_fused_residual/add.cuh"
+#include "common/device/arguments.h"
+#include "common/device/launch.cuh"
 
 namespace worklog::fused_residual {
 
-using welford::advice_of;
-using welford::load_vector;
-using welford::Rows;
+using vectorized::Floats;
+using vectorized::vector_size;
+using welford::launch_held;
+using welford::LayerNorm;
 
-// x + residual in the load step, and from there on the steps of `Norm`, for which its x is h.
+// x + residual when a vector is loaded, and from there on `Norm`, for which its x is h: the *rounded* sum. h is stored
+// at once, by the thread that has read x and residual there and needs them no more. So h may be either.
 template <class Norm>
-struct AddSteps : Norm {
+struct AddNorm : Norm {
   using T = typename Norm::Element;
-  static constexpr int reads = 2;
+  static constexpr bool stores_sum = true;
   const T* x;
   const T* residual;
   T* h;
   int64_t x_stride, residual_stride;
 
-  template <class Share, class Place>
-  __device__ void load(Share& share, int64_t i, const Place& place) const {
-    constexpr int batch = Share::vectors < 4 ? Share::vectors : 4;  // 8 loads are on their way at once
-    const T* x_row = x + i * x_stride;
-    const T* residual_row = residual + i * residual_stride;
-    T* h_row = h + i * this->p.x_stride;
-    const uint64_t advice = advice_of(this->eviction);
-#pragma unroll
-    for (int first = 0; first < Share::vectors; first += batch) {
-      uint4 a[batch], b[batch];
-#pragma unroll
-      for (int j = 0; j < batch; ++j) {
-        if (!place.has(first + j)) continue;
-        a[j] = load_vector<Share::advised>(x_row + place.column(first + j), advice);
-        b[j] = load_vector<Share::advised>(residual_row + place.column(first + j), advice);
-      }
-#pragma unroll
-      for (int j = 0; j < batch; ++j) {
-        if (!place.has(first + j)) continue;
-        const uint4 sum = add_vectors<T>(a[j], b[j]);
-        share.vector[first + j] = sum;
-        *reinterpret_cast<uint4*>(h_row + place.column(first + j)) = sum;
-      }
-    }
-    if (place.has_edge()) {
-      share.edge = sum_of(x_row[place.edge], residual_row[place.edge]);
-      h_row[place.edge] = share.edge;
-    }
-  }
-
-  __device__ float load(int64_t i, int64_t col) const {
-    // [task: add_element] Row i, column col. What is given here passes x on as it is. Make it the element of h = x +
-    // residual, rounded to T: it is written to h, where the kernel finds it afterwards, and returned. The kernel calls
-    // this once for each element.
-    const T element = x[i * x_stride + col];
-    h[i * this->p.x_stride + col] = element;
-    return vectorized::to_float(element);
+  template <bool whole>
+  __device__ uint4 load(int64_t row, int col) const {
+    const int cols = static_cast<int>(this->p.cols);
+    // [task: add_vector] What is given here passes x on as it is. Make it the vector of h = x + residual, rounded to T:
+    // it is stored in h, and returned. The kernel calls this once for each vector of a row.
+    const uint4 bits = vectorized::load<whole>(x + row * x_stride, col, cols);
+    this->template store_vector<whole>(h + row * this->p.x_stride, col, bits);
+    return bits;
     // [/task]
   }
 
-  __device__ const T* source(int tensor, int64_t i) const {
-    return tensor == 0 ? x + i * x_stride : residual + i * residual_stride;
-  }
-  __device__ uint4 join(int64_t i, int col, const uint4 (&read)[reads]) const {
-    const uint4 sum = add_vectors<T>(read[0], read[1]);
-    *reinterpret_cast<uint4*>(h + i * this->p.x_stride + col) = sum;
-    return sum;
-  }
-  __device__ T join(int64_t i, int col, const T (&read)[reads]) const {
-    return h[i * this->p.x_stride + col] = sum_of(read[0], read[1]);
-  }
-
-  __device__ static T sum_of(T a, T b) {
-    return static_cast<T>(vectorized::to_float(a) + vectorized::to_float(b));
-  }
-
-  std::array<Rows, 4> tensors() const {
-    const auto [own, y] = Norm::tensors();
-    return {{own, y, {x, x_stride}, {residual, residual_stride}}};
-  }
-  void skip(int64_t rows) {
-    Norm::skip(rows);
-    x += rows * x_stride;
-    residual += rows * residual_stride;
-    h += rows * this->p.x_stride;
+  bool is_whole() const {
+    return Norm::is_whole() && welford::on_boundaries(x, x_stride) && welford::on_boundaries(residual, residual_stride);
   }
 };
+
+// h may be x or residual, and y may be x, residual or h where those are not needed any more; any other overlap of the
+// tensors is not allowed.
+template <class T, class G>
+void held_add_layer_norm(const AddLayerNormForward<T, G>& p, cudaStream_t stream) {
+  using Operation = AddNorm<LayerNorm<T, G>>;
+  launch_held(Operation{{norm_of_sum(p)}, p.x, p.residual, p.h, p.x_stride, p.residual_stride}, stream);
+}
 
 }  // namespace worklog::fused_residual
