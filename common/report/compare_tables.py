@@ -32,15 +32,15 @@ FIRST_NOTE = (
 )
 SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = (
-    f"Cells where another library is faster by more than 2 %; {NOISY} by more than half of the larger spread, too, or "
-    "by more than 10 %"
+    f"Timings in which another library is faster by more than 2 %; {NOISY} by more than half of the larger spread, "
+    "too, or by more than 10 %"
 )
 
 
 def against_peers(place: Place) -> Table:
     """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each
-    kind of operation; show=lost: the cells where we lose; show=rivals: a line for each of the others. operation, dtype
-    and mode choose; limit=15 ends the lost ones after so many."""
+    kind of operation; show=lost: the timings that we lose; show=rivals: a line for each of the others. operation, dtype
+    and mode choose; limit=15 ends the lost ones after so many; brief=yes leaves out what the words mean."""
     path, document = place.repository.comparison_path(place.gpu), place.repository.comparison(place.gpu)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
@@ -63,15 +63,14 @@ def against_peers(place: Place) -> Table:
         return with_source(place, path, runs, totals_lines(found, runs), [TOTALS_NOTE, *left_out(document)], found)
     if place.option("show", "summary") == "rivals":
         text = rivals_lines(document, found, runs)
-        notes = [RIVALS_NOTE, FIRST_NOTE if first_calls(document) else "", *left_out(document)]
-        return with_source(place, path, runs, text, notes, found)
+        return with_source(place, path, runs, text, [RIVALS_NOTE, FIRST_NOTE if first_calls(document) else ""], found)
     limit = place.option("limit", str(len(found)))
     if not limit.isdecimal():
         raise ReportError(f"limit is '{limit}'; it must be a number")
     lost = sorted((v for v in found if v.outcome == "lost"), key=lambda v: v.ahead)
     shown = lost[:int(limit)]
     more = sum(v.outcome == "lost" for v in of_operations) - len(shown)
-    all_of_them = place.link(place.repository.root / "docs" / "compare.md")
+    all_of_them = place.link(place.repository.root / "docs" / "lost-timings.md")
     notes = [LOST_NOTE, f"{more} more, of all ways of timing, are in {all_of_them}" if more else ""]
     return with_source(place, path, runs, lost_lines(shown, runs), notes, shown)
 
@@ -80,6 +79,7 @@ def with_source(
     place: Place, path: Path, runs: Runs, text: str, notes: Sequence[str], shown: Sequence[Verdict]
 ) -> Table:
     stale = any(runs.is_stale(v.cell) for v in shown)
+    notes = [] if place.flag("brief") else notes
     contexts = runs.of(v.cell for v in shown) or runs.contexts[:1]
     sources = [ResultFile(path, {key: str(value) for key, value in context.items()}, (), ()) for context in contexts]
     return Table(text + caption([*notes, *source_note(place, sources)], stale), stale)
@@ -192,7 +192,7 @@ def rotation(place: Place) -> Table:
 
 def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
     """A table; folded into one for each operation where it is long."""
-    head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours is"]
+    head = ["operation", "case", "timing", "ours, µs", "share of a copy", "the best other", "µs", "ours takes"]
 
     def line(v: Verdict) -> list[str]:
         return [
@@ -203,14 +203,14 @@ def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
             percent(v.share_of_copy) if v.share_of_copy else MISSING,
             label(v.rival),
             significant(v.rival_seconds * 1e6),
-            f"{v.ahead:.2f}x as fast",
+            f"{significant(100 / v.ahead - 100, 2)} % longer",
         ]
 
     def table(some: Sequence[Verdict]) -> str:
         return markdown_table(head, [line(v) for v in some], 2)
 
     def folded(operation: str, some: Sequence[Verdict]) -> str:
-        summary = f"<summary><code>{operation}</code>: {len(some)} of the lost cells</summary>"
+        summary = f"<summary><code>{operation}</code>: {len(some)} lost timings</summary>"
         return f"<details>\n{summary}\n\n{table(some)}\n\n</details>"
 
     if not lost:

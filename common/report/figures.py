@@ -11,6 +11,8 @@ A key is one of
     compare/ours/layernorm_forward/bf16/65536x4096/cold             our time in docs/compare/, beside others in one
                                                                     process; compare/best: that of the fastest other
                                                                     library whose result was right
+    compare/lost/layernorm_forward,rmsnorm_forward                  how many timings by the GPU's clock are lost there
+                                                                    (or won, level); in percent, their share
 
 `best` instead of a variant or peer is the fastest one (of a check: the one with the smallest error).
 """
@@ -170,10 +172,13 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     if runs is None:
         raise ReportError(f"nothing was compared on {gpu} yet")
     side, _, cell = name.partition("/")
+    if side in ("won", "level", "lost"):
+        return outcomes(repository, side, cell.split(",") if cell else [], dimension, gpu)
     found = repository.verdicts(gpu).get(cell)
     if not found or side not in ("ours", "best"):
         raise ReportError(
-            f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing"
+            f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing; or won, "
+            "level or lost, alone or with operations"
         )
     stale = runs.is_stale(found.cell)
     if dimension != "ratio":
@@ -181,6 +186,17 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     if side == "best" or not found.share_of_copy:
         raise ReportError(f"'compare/{name}' has no share of a copy")
     return Figure(found.share_of_copy, "ratio", stale)
+
+
+def outcomes(repository: Repository, outcome: str, operations: list[str], dimension: str, gpu: str) -> Figure:
+    """How many timings by the GPU's clock end so, or which share of them; of some operations, or of all."""
+    timed = [v for v in repository.verdicts(gpu).values()
+             if v.mode != "python" and (not operations or v.cell.operation in operations)]
+    if not timed:
+        raise ReportError(f"nothing was compared on {gpu} of {', '.join(operations)}")
+    ended = sum(v.outcome == outcome for v in timed)
+    stale = any(repository.runs(gpu).is_stale(v.cell) for v in timed)
+    return Figure(ended / len(timed), "ratio", stale) if dimension == "ratio" else Figure(ended, "count", stale)
 
 
 def hardware_counter(repository: Repository, name: str, counter: str | None, gpu: str) -> Figure:

@@ -52,8 +52,8 @@ BUG_HUNT = "common/classroom/bug_hunt/README.md"  # exercises of no stage
 FIRST = "docs/primer.md"  # stands before the ladder
 DOCS_ORDER = (
     "reading-order.md", "running.md", "judging.md", "method.md", "numerics.md", "profiling.md", "counting.md",
-    "two-gpus.md", "your-gpu.md", "compare.md", "how-it-compares.md", "resources.md", "verified.md", "teaching.md",
-    "questions.md", "glossary.md", "sources.md",
+    "two-gpus.md", "your-gpu.md", "compare.md", "lost-timings.md", "how-it-compares.md", "resources.md", "verified.md",
+    "teaching.md", "questions.md", "glossary.md", "sources.md",
 )
 PROJECT = ("docs/changelog.md", "CONTRIBUTING.md", "docs/security.md")
 

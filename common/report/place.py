@@ -56,27 +56,27 @@ class Place:
         return modes
 
 
-def origin_of(place: Place, results: ResultFile) -> str:
-    """H200, 2026-07-30, commit `0123456789`: of what the file says."""
+def origin_of(place: Place, results: ResultFile) -> tuple[str, str]:
+    """("H200", "2026-07-30, commit `0123456789`"): which GPU, and of which run, as the file says."""
     context = results.context
     commit = context.get("commit", "")
     changes = " with changes" if context.get("dirty") == "true" else ""
-    words = [
-        context.get("device") or context.get("gpu") or place.gpu,
-        context.get("date", "")[:10],
-        f"commit `{commit[:10]}`{changes}" if commit else "",
-    ]
-    return ", ".join(word for word in words if word)
+    run = (context.get("date", "")[:10], f"commit `{commit[:10]}`{changes}" if commit else "")
+    return context.get("device") or context.get("gpu") or place.gpu, ", ".join(word for word in run if word)
 
 
 def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
-    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it."""
-    by_origin: dict[str, list[ResultFile]] = {}
+    """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it, and for all
+    runs whose data is in one file."""
+    of_run: dict[tuple[str, str], list[Path]] = {}
     for results in files:
-        by_origin.setdefault(origin_of(place, results), []).append(results)
+        of_run.setdefault(origin_of(place, results), []).append(results.path)
+    of_files: dict[tuple[str, tuple[Path, ...]], list[str]] = {}
+    for (gpu, run), paths in of_run.items():
+        of_files.setdefault((gpu, tuple(paths)), []).append(run)
     notes = []
-    for origin, group in by_origin.items():
-        several = len(group) > 1
-        links = [place.link(r.path, f"stage {r.path.parent.parent.name[:2]}" if several else None) for r in group]
+    for (gpu, paths), runs in of_files.items():
+        links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if len(paths) > 1 else None) for path in paths]
+        origin = ", ".join(word for word in (gpu, "; ".join(run for run in runs if run)) if word)
         notes.append(f"{origin}: {', '.join(links)}")
     return notes

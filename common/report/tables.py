@@ -636,53 +636,6 @@ def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str,
     return max(large, key=worth, default=None)
 
 
-def family(place: Place) -> Table:
-    """What is built on the forward pass: for each operation the fastest variant on a large tensor, beside the best
-    other library."""
-    repository = place.repository
-    peers = [repository.peers(place.gpu)] if repository.has_peers(place.gpu) else []
-    rivals = [t for file in peers for t in file.timings if t.mode == "cold" and t.variant not in PEERS_EXCEPT]
-    lines, sources, shown_timings = [], [], []
-    for stage in repository.stages():
-        if not repository.has_results(stage, place.gpu):
-            continue
-        results = repository.stage_results(stage, place.gpu)
-        others_than_forward = [t for t in results.timings if t.operation != "layernorm_forward"]
-        cold = [t for t in others_than_forward if t.mode == "cold" and t.share_of_copy]
-        for operation in dict.fromkeys(t.operation for t in cold):
-            own = [t for t in cold if t.operation == operation]
-            case = showcase(own, rivals)
-            if case is None:
-                continue
-            best = min((t for t in own if case_of(t) == case), key=lambda t: t.seconds)
-            others = [t for t in rivals if case_of(t) == case]
-            rival = min(others, key=lambda t: t.seconds, default=None)
-            unit, size = time_unit([best])
-            beside = MISSING
-            if rival:
-                beside = f"{rival.label}: {significant(rival.seconds / size)} {unit}"
-                beside += f", {percent(rival.share_of_copy)}" if rival.share_of_copy else ""
-            readme = repository.root / stage / "README.md"
-            lines.append([
-                place.link(readme, stage[:2]) if readme.is_file() else stage[:2],
-                f"`{operation}`",
-                f"{best.dtype}, {shape_text(best)}",
-                f"`{best.variant}`",
-                dagger(f"{significant(best.seconds / size)} {unit}", best.stale),
-                percent(best.share_of_copy),
-                beside,
-            ])
-            shown_timings.append(best)
-            sources += [results] if results not in sources else []
-    if not lines:
-        return Table("*No results yet.*", False)
-    head = ["stage", "operation", "case", "fastest variant", "time", "share of a stream", "the best other library"]
-    stale = any(t.stale for t in shown_timings)
-    note = "Cold. A stream moves as many tensors in and out"
-    notes = [note, *source_note(place, [*sources, *(peers if rivals else [])])]
-    return Table(markdown_table(head, lines, 4) + caption(notes, stale), stale)
-
-
 def models(place: Place) -> Table:
     """A variant at the widths of real models, each with its norm: time and share of a stream, by number of tokens."""
     results = place.repository.stage_results(place.stage(), place.gpu)
@@ -765,9 +718,8 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "counting": (counting_table, {"stage", "gpu", "sum"}),
     "predictions": (predictions_table, {"gpu"}),
     "verified": (verified, {"gpu"}),
-    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit"}),
+    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit", "brief"}),
     "rotation": (rotation, {"gpu"}),
-    "family": (family, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),
     "survey": (survey, {"limit"}),

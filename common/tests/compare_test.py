@@ -497,7 +497,7 @@ class Tables(unittest.TestCase):
             self.table(content).replace("†", ""),
         )
         lost = self.table(content, show="lost")
-        self.assertIn("bf16, 64 x 65536 | cold | 10.0 | 90.0 % | Inductor | 8.00 | 0.80x as fast", lost)
+        self.assertIn("bf16, 64 x 65536 | cold | 10.0 | 90.0 % | Inductor | 8.00 | 25 % longer", lost)
         self.assertNotIn("1024 x 4096", lost)
         with self.assertRaises(results.ReportError):
             self.table(content, show="won")
@@ -575,6 +575,9 @@ class Tables(unittest.TestCase):
             self.assertEqual(figure(key=best, unit="us"), "20.0 µs")
             self.assertEqual(figure(key=best, over=ours, unit="x"), "2.00x")
             self.assertEqual(figure(key=ours, unit="percent"), "90.0 %")
+            shares = {word: figure(key=f"compare/{word}", unit="percent") for word in ("won", "level", "lost")}
+            self.assertEqual(shares, {"won": "100.0 %", "level": "0.0 %", "lost": "0.0 %"})
+            self.assertEqual(figure(key="compare/won", unit="count"), "1")
             for options in (
                 {"key": best, "unit": "percent"},
                 {"key": f"compare/liger/{CELL.name}/cold", "unit": "us"},
@@ -608,8 +611,8 @@ class Tables(unittest.TestCase):
         self.assertIn("| cold | 1 |", self.table(content, dtype="fp32"))
         self.assertIn("| cold | 2 |", self.table(content))
         lost = self.table(content, show="lost", mode="graph", dtype="fp32")
-        self.assertEqual(lost.count("as fast |"), 1)
-        self.assertIn("3 more, of all ways of timing, are in [compare.md](compare.md)", lost)
+        self.assertEqual(lost.count(" longer |"), 1)
+        self.assertIn("3 more, of all ways of timing, are in [lost-timings.md](lost-timings.md)", lost)
         for options in ({"mode": "hot"}, {"dtype": "int8"}, {"operation": "softmax"}, {"show": "lost", "limit": "few"}):
             with self.assertRaises(results.ReportError):
                 self.table(content, **options)
@@ -678,11 +681,11 @@ class Tables(unittest.TestCase):
             for name, seconds in (("ours", 10e-6), ("torch", 5e-6))
         ])
         text = self.table(content, show="lost")
-        self.assertEqual((text.count("<details>"), text.count("as fast |")), (2, 28))
-        self.assertIn("<summary><code>rmsnorm_forward</code>: 14 of the lost cells</summary>", text)
+        self.assertEqual((text.count("<details>"), text.count(" longer |")), (2, 28))
+        self.assertIn("<summary><code>rmsnorm_forward</code>: 14 lost timings</summary>", text)
         self.assertNotIn(" more, of all", text)
         text = self.table(content, show="lost", limit="15")
-        self.assertEqual((text.count("<details>"), text.count("as fast |")), (0, 15))
+        self.assertEqual((text.count("<details>"), text.count(" longer |")), (0, 15))
         self.assertIn("13 more,", text)
 
     def test_an_operation_without_cells(self) -> None:

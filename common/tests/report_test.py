@@ -578,7 +578,7 @@ class Lessons(Playground):
             "```sh\n./worklog run 01\n```\n": 0,
             "Call `launch<T>(a, b)` twice\n": 4,
             "| a | b |\n| --- | --- |\n| c | d |\n\nAfter it\n": 2,
-            "<!-- sync:table family -->\n\n| a |\n| --- |\n\n<sub>Cold. An H200.</sub>\n\n<!-- /sync -->\n": 0,
+            "<!-- sync:table rotation -->\n\n| a |\n| --- |\n\n<sub>Cold. An H200.</sub>\n\n<!-- /sync -->\n": 0,
             "<!-- sync:nav -->\n\n[The ladder](../README.md) · [02](../02/README.md) →\n\n<!-- /sync -->\n": 0,
             "<!-- sync:code file=a snippet=b -->\n\n<details>\n<summary>The code: 120 lines</summary>\n\n"
             "```cuda\nint a;\n```\n\n</details>\n\n<!-- /sync -->\n": 0,
@@ -1075,20 +1075,6 @@ class Tables(Playground):
         self.assertIn("| 01_naive | H100 |", lines[2])
         self.assertIn("Another, driver unknown, 2026-11-22", lines[-1])
 
-    def test_family(self) -> None:
-        self.assertEqual(self.table("family"), ["*No results yet.*"])
-        self.results("02_tree", [
-            benchmark("02_tree", "fused", 500.0, operation="add_layernorm_forward", shape="131072x1024", share=0.9),
-            benchmark("02_tree", "unfused", 600.0, operation="add_layernorm_forward", shape="131072x1024", share=0.75),
-            benchmark("02_tree", "fused", 5.0, operation="add_layernorm_forward", share=0.5),
-        ])
-        lines = self.table("family")
-        self.assertEqual(
-            lines[2],
-            "| [02](../02_tree/README.md) | `add_layernorm_forward` | fp32, 131072 x 1024 | `fused` | 500 µs | 90.0 % "
-            "| – |",
-        )
-
     def test_models(self) -> None:
         widths = [(model.operation, model.cols) for model in grid.MODELS]
         timings = [
@@ -1157,7 +1143,7 @@ class Tables(Playground):
         for arguments, words in {
             "": "there is no table ''",
             "chart": "there is no table 'chart'; there are: ladder, sweep, numerics, resources, counters, traffic, "
-            "counting, predictions, verified, compare, rotation, family, models, tutorial, survey, two-gpus, "
+            "counting, predictions, verified, compare, rotation, models, tutorial, survey, two-gpus, "
             "ladder-all",
             "ladder": "stage is missing",
             "ladder stage=07_x": "there is no stage '07_x'",

@@ -208,6 +208,15 @@ def most_apart(first: list[list[float]], second: list[list[float]]) -> dict[str,
     return {key: max(of_seed[key] for of_seed in seeds) for key in seeds[0]} | {"seeds": seeds}
 
 
+def step_figures(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The time of a step in each run, as the pages name it: step_ours_compiled."""
+    return {
+        "step_" + name.replace(", ", "_").replace(" ", "_"):
+            {"value": result["step_seconds"] * 1e3, "unit": "ms", "meaning": f"a step of the run '{name}', the median"}
+        for name, result in results.items()
+    }
+
+
 def commit() -> str:
     """Of the tree that this file lies in, where git can tell."""
     asked = subprocess.run(
@@ -282,11 +291,14 @@ def main(arguments: list[str] | None = None) -> int:
         context = {
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU layer", "torch": torch.__version__,
             "dtype": options.dtype, "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "library": normworklog.__version__, "commit": commit(), "source_hashes": source_hashes(),
+            "library": normworklog.__version__, "commit": commit(),
+            "commit_note": "The library that was trained with", "source_hashes": source_hashes(),
             "seeds": options.seeds, "size": asdict(size),
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"context": context, "runs": results, "apart": differences}
+        document = {
+            "context": context, "runs": results, "apart": differences, "figures": step_figures(results),
+        }
         options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
     return 0
 
