@@ -23,22 +23,22 @@ __device__ inline __nv_bfloat162 add(__nv_bfloat162 a, __nv_bfloat162 b) {
 
 // What one instruction adds: a float, or a pair of 16-bit elements.
 template <class T>
-struct Lane {
+struct Addend {
   using type = float;
 };
 template <>
-struct Lane<__half> {
+struct Addend<__half> {
   using type = __half2;
 };
 template <>
-struct Lane<__nv_bfloat16> {
+struct Addend<__nv_bfloat16> {
   using type = __nv_bfloat162;
 };
 
 template <class T>
 __device__ inline uint4 add_vectors(uint4 a, uint4 b) {
-  using Lane = typename Lane<T>::type;
-  Lane x[4], y[4];
+  using A = typename Addend<T>::type;
+  A x[4], y[4];
   *reinterpret_cast<uint4*>(x) = a;
   *reinterpret_cast<uint4*>(y) = b;
 #pragma unroll

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads_of_heads) normalize_heads_by_warps(QkN
       if (isfinite(mean_square) || scale < 1.0f) break;
       scale = 0x1p-80f;  // the squares overflow: again, scaled down so that no square can
     }
-    const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+    const float rstd = rsqrtf(mean_square + p.eps * scale);  // eps * scale^2 is nothing; this avoids 1 / 0
     for (int col = first; col < cols; col += step) {
       Floats<T> x = unpack<T>(vectorized::load(from, col, cols));
       for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;

@@ -83,7 +83,7 @@ __global__ void batchnorm_block_per_channel(BatchNormTrain<float> p) {
 // [/snippet]
 
 // [snippet: article_launches]
-// The workspace holds two sums of each of 1048576 channels, as many as a program takes.
+// The workspace holds two sums of each of 1048576 channels, the most that the stage's program accepts.
 inline void samples_atomics(const BatchNormTrain<float>& p, cudaStream_t stream) {
   check_batch(p);
   if (p.samples == 0) return;
@@ -91,7 +91,7 @@ inline void samples_atomics(const BatchNormTrain<float>& p, cudaStream_t stream)
   float* const sums = p.workspace;
   float* const squares = p.workspace + p.channels;
   check_cuda(cudaMemsetAsync(sums, 0, 2 * p.channels * sizeof(float), stream), "clearing the sums");
-  constexpr int threads = 32;  // a warp to a block: as many multiprocessors as there are warps
+  constexpr int threads = 32;  // a warp to a block, so that they spread over all multiprocessors
   launch(add_samples,
          {.grid = static_cast<unsigned>((rows + threads - 1) / threads), .block = threads, .stream = stream}, p, sums,
          squares);

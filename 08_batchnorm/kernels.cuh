@@ -30,7 +30,7 @@ __device__ inline void write_statistics(const BatchNormTrain<T, G>& p, int chann
 
 // [snippet: channel_per_thread]
 // The formula, a thread to a channel. Neighbouring threads have neighbouring channels, so that what a warp reads in one
-// step lies together; but 1024 channels are 1024 threads, on a GPU that has room for 200 times as many.
+// step lies together; but 1024 channels are 1024 threads, on a GPU that has room for 264 times as many.
 __global__ void batchnorm_channel_per_thread(BatchNormTrain<float> p) {
   const int64_t rows = p.samples * p.pixels;
   const int64_t channel = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -168,7 +168,7 @@ __global__ void normalize_parts(BatchNormTrain<float> p, RowSplit split) {
 inline void channel_per_thread(const BatchNormTrain<float>& p, cudaStream_t stream) {
   check_batch(p);
   if (p.samples == 0) return;
-  constexpr int threads = 32;  // a warp to a block: as many multiprocessors as there are warps
+  constexpr int threads = 32;  // a warp to a block, so that they spread over all multiprocessors
   launch(batchnorm_channel_per_thread,
          {.grid = static_cast<unsigned>((p.channels + threads - 1) / threads), .block = threads, .stream = stream}, p);
 }

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(tile_threads) batchnorm_one_launch(BatchNormTr
   // [snippet: second_loop]
   for (int k = 0; k < size; ++k) {
     const Moments all = sets[in_tile(k)];
-    const float invstd = rsqrtf(all.m2 / all.count + fmaxf(p.eps * scale[k] * scale[k], 0x1p-126f));  // never of 0
+    const float invstd = rsqrtf(all.m2 / all.count + fmaxf(p.eps * scale[k] * scale[k], 0x1p-126f));  // not 1 / 0
     factor[k] = invstd * (p.gamma ? vectorized::to_float(p.gamma[channel(k)]) : 1.0f);
     offset[k] = (p.beta ? vectorized::to_float(p.beta[channel(k)]) : 0.0f) - all.mean * factor[k];
     if (blockIdx.y > 0 || thread * size + k >= columns / run) continue;

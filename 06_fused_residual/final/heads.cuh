@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(threads_of_final_heads, blocks_that_fit(thread
         scale = scale_down<T, width>(bits[i], mean_square, inverse_cols);
       }
       if (token + i * tokens_of_pass >= tokens) continue;
-      const float rstd = rsqrtf(mean_square + p.eps * scale);  // with a small scale, eps only avoids 1 / 0
+      const float rstd = rsqrtf(mean_square + p.eps * scale);  // eps * scale^2 is nothing; this avoids 1 / 0
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         if (column(v) >= cols) continue;

@@ -115,12 +115,12 @@ struct Products {
   unsigned largest;
 };
 
-// Where the largest product of a row, or of its 128 columns, is smaller than this, it may have lost digits. And where
-// y is so far past the format's range, a small one may.
+// Where the largest product of a row, or of its 128 columns, is smaller than this, it may have lost digits. And with
+// one scale for all of y, its largest may be this far past the format's range: then small ones may have lost digits.
 inline constexpr float smallest_product = 0x1p-96f, most_past_the_range = 0x1p12f;
 
-// Of the thread's columns: x gamma, the sum of squares of x, and the largest product. Where that of 128 columns is too
-// small, the row's becomes infinite.
+// Of the thread's columns: x gamma, the sum of squares of x, and the largest product. It is infinity where that of 128
+// columns is too small: the row is then an unusual one.
 template <class T, class G>
 __device__ inline SumAndMax multiply(const QuantizedNorm<T, G>& p, ColumnsOfThread<T> columns,
                                      const uint4 (&bits)[vectors_of_one_reduction], const Weights<T, G>& gamma,

@@ -19,9 +19,9 @@ namespace worklog::backward {
 // later. A thread copies the vectors that it will read itself: it needs no barrier to read them. As soon as it has read
 // one for the last time, the copy of the row that is `stages` rows later starts into its place.
 //
-// Two lanes ask for a sector of 32 bytes together only if they write into one sector of shared memory as well. Half of
-// the rows of the same offset start in mid-sector. In the ring the vectors of such a row are one place further on, in a
-// circle of a warp's places. So a copy may go where another lane has read, but always one of its own warp.
+// The copies of two lanes share a sector of 32 bytes only if it is one sector in shared memory, too. Every other row of
+// the same offset starts in mid-sector, so its vectors are stored one place further on. The places of a warp form a
+// circle: a copy overwrites only what its own warp has read.
 //
 // Where the offset is the same, the first vector of a row and the last are *edges*: they hold elements of its
 // neighbours too. The first is copied whole. (If dx is written over x or dy, the neighbour's elements in it may be old
@@ -55,8 +55,8 @@ struct Ring {
   bool writes_edge = false;  // an element of it,
   int edge_offset = 0;       // so far from the thread's first column
 
-  // Vectors of a tensor's piece of a row. Behind those of the threads is that of the elements that have to be moved; in
-  // one of two places, as it moves on with the others.
+  // Vectors of a tensor's piece of a row. After the threads' there is one more, for elements that have to be moved; it
+  // has two possible places, since it moves on with the others.
   __host__ __device__ static constexpr int vectors_for(int threads) { return units * threads + (has_edges ? 2 : 0); }
   // Vectors of the whole ring. The last are a row's two edges of dx.
   __host__ __device__ static constexpr int size_for(int threads) {
@@ -146,7 +146,7 @@ struct Ring {
     Floats<T> all;
 #pragma unroll
     for (int k = 0; k < elements; ++k) all.at[k] = floats.at[k];
-    // Two stores, since one to an address of either kind of memory is slower.
+    // Two stores: one through a pointer that may be to shared or to global memory is slower.
     if (has_edges && (starts_before_row(i) || i >= units_copied)) {
       edges_of_dx()[starts_before_row(i) ? 0 : 1] = pack<T>(all);
     } else {
@@ -164,7 +164,7 @@ struct Ring {
     }
   }
 
-  // Starts the copies of a thread's unit, then of its next. end_row() when all of a row have started.
+  // Starts the copies of unit i of the thread. Called for each in turn, and then end_row().
   __device__ void start_copy(int place, int i) const {
     if (copied >= share.count || i >= units_copied) return;
 #pragma unroll
