@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(largest_block_of_lane_teams) normalize_lanes_p
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / width;
   const int cols = static_cast<int>(steps.p.cols);
   Place<fit> place = place_of<fit>(layout_of<fit>(steps.row(row), cols), 0, 1, thread, width);
-  if (row >= steps.p.rows) place = {0, 0, 0, -1};
+  if (row >= steps.p.rows) place = {0, 0, 0, -1};  // no vectors, no edge
   const Count whole = count_of_row<amount>(cols);
   normalize_row<fit, given, amount, width, vectors>(steps, row, place, thread, whole, whole, LaneTeam<width>{});
 }
@@ -151,6 +151,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident)) n
   const Count whole = count_of_row<amount>(cols);
   const ClusterTeam<Steps::about, warps, merge_for<T, amount>> team{
       cluster, {in_block, block_scratch}, whole, cluster_scratch};
+  // block + thread is 0 in one thread of the cluster alone, which writes the statistics.
   normalize_row<fit, given, amount, lanes, vectors>(steps, row, place, block + thread, held, whole, team);
 }
 // [/snippet]

@@ -170,7 +170,7 @@ bool launch_persistent(const Steps& steps, const char* rule, cudaStream_t stream
   const int64_t length = steps.p.cols / vector_size<T>;
   const int64_t blocks = (length + vectors * threads - 1) / (vectors * threads);
   if (blocks < 2 || blocks > most_blocks_of_cluster) return false;
-  // Rows that straddle have up to 3 vectors less, the one or the other.
+  // Rows that straddle boundaries have up to 3 whole vectors fewer; how many, depends on where one starts.
   for (int64_t vectors_of_row = fit == Fit::any ? length - 3 : length; vectors_of_row <= length; ++vectors_of_row) {
     const int64_t last_piece = vectors_of_row - (blocks - 1) * ((vectors_of_row + blocks - 1) / blocks);
     if (last_piece < Ring::certain * threads) return false;

@@ -20,10 +20,10 @@ enum class Fit {
 // What happens when depends on how many rows there are.
 //   many           Each hides behind others' work. gamma and beta are loaded when they are used, into few registers.
 //   few            They hide behind nobody's, so that gamma and beta are loaded with x: that saves a trip to memory.
-//   few_blocks     The same, a block to a row. There gamma and beta come first: behind x, the store of a fused h, which
-//                  waits for x, would hold them up. So they do where rows of a sum share a warp.
+//   few_blocks     The same, a block to a row. gamma and beta are loaded before x: behind it they would wait for the
+//                  store of a fused h, which itself waits for x. (So it is where rows of a sum share a warp, too.)
 //   fewest_blocks  And the blocks of the next kernel find places beside them. It may start when a thread has its
-//                  moments: earlier, that would hold up what is on its way to them.
+//                  moments; to say so earlier would delay the loads and sums that lead to them.
 enum class Amount { many, few, few_blocks, fewest_blocks };
 
 // Who has a row: some lanes of a warp, a block, a cluster of blocks, or a cluster that takes one row after the other.

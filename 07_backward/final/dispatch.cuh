@@ -72,8 +72,8 @@ bool launch_rule(const Pass& pass, cudaStream_t stream) {
   }
 }
 
-// x and dy together take a small part of the second-level cache, and no block has many rows of a tile to read or a row
-// that is too long for it. Rows that leave most of their warp without work are small problems where they are few.
+// x and dy take a small part of the second-level cache together, a block of columns has few rows to read, and no row is
+// longer than a block of rows can hold. Rows that leave most of a warp without work are small where they are few.
 template <class Pass>
 bool is_small(const Pass& pass) {
   constexpr int64_t longest_row = int64_t{threads_side_by_side} * units_of_long_rows<Pass> * 16;
@@ -84,7 +84,7 @@ bool is_small(const Pass& pass) {
          row_bytes >= shortest_row && row_bytes <= longest_row;
 }
 
-// Rows are longer, or so few that one block to each is slow.
+// As is_small, but rows are longer; or so few that a block to each would be slow.
 template <class Pass>
 bool are_few_and_long(const Pass& pass) {
   const auto& p = pass.p;

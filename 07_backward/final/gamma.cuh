@@ -46,7 +46,7 @@ struct Weights {
       if constexpr (layout == Layout::whole) {
         vector.packed.template load<welford::Fit::vectors, false>(has ? gamma : nullptr, columns.column(i), 1.0f);
       } else {
-        // Each element is read, if need be column 0's: were it asked first, each read would wait for the one before.
+        // Always read, column 0's if there is none: behind branches, each read would wait for the one before.
 #pragma unroll
         for (int k = 0; k < each; ++k) {
           const int column = has ? columns.column(i, k) : -1;

@@ -118,7 +118,7 @@ __device__ inline void normalize_tile(const Steps& steps, const Tiling& tiling, 
       steps.output()[place] = static_cast<typename Steps::T>(result);
     }
   }
-  if (!Ring::holds_all && keeps) past = steps.past(part.first_channel + channel);  // had no register to wait in
+  if (!Ring::holds_all && keeps) past = steps.past(part.first_channel + channel);  // not before: no register was free
   if (keeps) steps.write(found, part.first_channel + channel, past);
 }
 

@@ -77,7 +77,7 @@ __device__ inline typename Ring::Bits* read_forwards(const Ring& ring, const Ste
 
   Bits* slot = ring.first_slot();
   if (part.count > 0) {
-    __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // the second vector, too
+    __pipeline_wait_prior(Ring::batches - 1 - 1 / batch);  // for two vectors: two batches, if one has a single vector
     float pivots[size] = {};
     if constexpr (Steps::has_pivots) {
       constexpr int some = is_exact<typename Steps::T> && batch > 2 ? batch : 2;

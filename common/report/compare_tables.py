@@ -32,8 +32,8 @@ FIRST_NOTE = (
 )
 SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = (
-    f"Timings in which another library is faster by more than 2 %; {NOISY} by more than half of the larger spread, "
-    "too, or by more than 10 %"
+    "Listed where another library is faster by more than 2 %. Timings from Python, and cold or warm ones of tensors of "
+    "up to 16 MiB, are noisier: there it has to be more than half of the larger spread, too, or more than 10 %"
 )
 
 
@@ -71,7 +71,8 @@ def against_peers(place: Place) -> Table:
     shown = lost[:int(limit)]
     more = sum(v.outcome == "lost" for v in of_operations) - len(shown)
     all_of_them = place.link(place.repository.root / "docs" / "lost-timings.md")
-    notes = [LOST_NOTE, f"{more} more, of all ways of timing, are in {all_of_them}" if more else ""]
+    elsewhere = more and place.file.name != "lost-timings.md"
+    notes = [LOST_NOTE, f"{more} more, of all ways of timing, are in {all_of_them}" if elsewhere else ""]
     return with_source(place, path, runs, lost_lines(shown, runs), notes, shown)
 
 
@@ -210,7 +211,8 @@ def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
         return markdown_table(head, [line(v) for v in some], 2)
 
     def folded(operation: str, some: Sequence[Verdict]) -> str:
-        summary = f"<summary><code>{operation}</code>: {len(some)} lost timings</summary>"
+        timings = "1 lost timing" if len(some) == 1 else f"{len(some)} lost timings"
+        summary = f"<summary><code>{operation}</code>: {timings}</summary>"
         return f"<details>\n{summary}\n\n{table(some)}\n\n</details>"
 
     if not lost:
