@@ -45,7 +45,7 @@ from results import (
 )
 from rivals import Verdict
 from svg import EDGE, INK, MUTED, PANEL
-from tables import BASELINES, case_of, showcase
+from tables import BASELINES, case_of
 from text import STALE_NOTE, dagger, percent, significant
 
 # Before matplotlib is imported, which takes a while: what is edited meanwhile is drawn again.
@@ -426,6 +426,23 @@ def over_cols_of_best(entries: Sequence[Timing]) -> list[Timing]:
         if t.share_of_copy and ((t.rows, t.cols) not in best or t.seconds < best[t.rows, t.cols].seconds):
             best[t.rows, t.cols] = t
     return list(best.values())
+
+
+def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
+    """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were
+    timed on, then rows of about 4096. None where no tensor is large."""
+
+    def worth(case: tuple[str, str, str]) -> tuple[int, float, bool, float]:
+        here = [t for t in own if case_of(t) == case]
+        return (
+            sum(case_of(t) == case for t in rivals) + len(here),
+            -abs(math.log2(here[0].cols / 4096)),
+            here[0].dtype == "bf16",
+            here[0].tensor_mib,
+        )
+
+    large = dict.fromkeys(case_of(t) for t in own if t.tensor_mib >= 100)
+    return max(large, key=worth, default=None)
 
 
 def large_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections import Counter
@@ -617,23 +616,6 @@ def verified(place: Place) -> Table:
 
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-
-
-def showcase(own: Sequence[Timing], rivals: Sequence[Timing]) -> tuple[str, str, str] | None:
-    """The case that shows an operation best: a large tensor, of those the one that most variants and libraries were
-    timed on, then rows of about 4096. None where no tensor is large."""
-
-    def worth(case: tuple[str, str, str]) -> tuple[int, float, bool, float]:
-        here = [t for t in own if case_of(t) == case]
-        return (
-            sum(case_of(t) == case for t in rivals) + len(here),
-            -abs(math.log2(here[0].cols / 4096)),
-            here[0].dtype == "bf16",
-            here[0].tensor_mib,
-        )
-
-    large = dict.fromkeys(case_of(t) for t in own if t.tensor_mib >= 100)
-    return max(large, key=worth, default=None)
 
 
 def models(place: Place) -> Table:

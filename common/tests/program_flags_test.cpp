@@ -107,6 +107,7 @@ TEST_F(ProgramTest, BadRequestsAreRefusedInOneSentence) {
       {"--uneven y:0", {"--uneven", "from 1 to 1024", "'0'"}},
       {"--uneven :8", {"--uneven takes one of: all, x", "''"}},
       {"--without residual", {"--without", "gamma", "'residual'"}},
+      {"--packed-results", {"--packed-results", "--heads"}},
       {"--eps -1", {"--eps", "from 0"}},
       {"--eps nan", {"--eps", "'nan'"}},
       {"--seed x", {"--seed", "'x'"}},
