@@ -10,6 +10,7 @@
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/one_row.cuh"
+#include "05_welford/final/persistent_blocks.cuh"
 #include "05_welford/final/persistent_clusters.cuh"
 #include "05_welford/final/plan.h"
 #include "05_welford/final/rows.cuh"
@@ -99,10 +100,13 @@ bool launch_rule(const Steps& steps, cudaStream_t stream) {
     return true;
   } else if constexpr (tile.team == Team::cluster) {
     return launch_cluster<fit, given, tile.amount, tile.vectors, tile.threads, tile.resident>(steps, name, stream);
+  } else if constexpr (tile.team == Team::persistent_block) {
+    static_assert(Table::are_whole);
+    return launch_persistent_block<tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name, stream);
   } else {
     using Exchange = std::conditional_t<Table::are_whole, ClusterBarrier, AsyncStores>;
-    return launch_persistent<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
-                                                                                                    stream);
+    return launch_persistent_cluster<fit, Exchange, tile.vectors, tile.threads, tile.stages, tile.resident>(steps, name,
+                                                                                                            stream);
   }
 }
 

@@ -25,13 +25,6 @@ using vectorized::vector_size;
 using warp_shuffle::lanes;
 
 // [snippet: row_of_a_team]
-// Where rows are few, the time is that of one row's way through the kernel: each round of shuffles counts. Where rows
-// are many, a lane may have much of its row, and one round would not be exact enough beside outliers.
-template <class T, Amount amount>
-inline constexpr Merge merge_for = splits_mean<T>           ? Merge::exact_mean
-                                   : amount != Amount::many ? Merge::one_round
-                                                            : Merge::two_rounds;
-
 // Where rows are few, a branch before the loads counts, too: it is not asked whether the row is empty.
 template <Amount amount>
 __device__ inline Count count_of_row(int cols) {

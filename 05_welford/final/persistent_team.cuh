@@ -1,5 +1,5 @@
-// The team of a cluster that has one row after the other. It sends a row's moments to the other blocks, and asks for
-// theirs later: between the two the threads do other work, which hides the way from block to block.
+// The teams that have one row after the other. A team sends a row's moments to its other warps, or blocks, and asks for
+// theirs later: between the two its threads do other work, which hides the way.
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
@@ -10,11 +10,35 @@ namespace worklog::welford {
 
 using warp_shuffle::lanes;
 
-// [snippet: staying_team]
+// [snippet: persistent_block_team]
+// A block that takes one row after another. The moments of the next row go into the other half of the scratch, where
+// nobody reads this row's: so one barrier for a row is enough.
+template <About about, int warps, Merge how>
+struct PersistentBlockTeam {
+  static constexpr bool rows_share_warps = false;
+  Count all;               // values of the row
+  SplitMoments* of_warps;  // [2][warps]
+  int half = 0;
+
+  __device__ void put(const SplitMoments& part) {
+    if (threadIdx.x % lanes == 0) of_warps[half * warps + threadIdx.x / lanes] = part;
+  }
+  __device__ void wait() {}  // merge() does
+  __device__ SplitMoments merge() {
+    __syncthreads();
+    const SplitMoments* parts = of_warps + half * warps;
+    half ^= 1;
+    return merge_lanes<about, warps, how>(parts[threadIdx.x % warps], all);
+  }
+  __device__ bool any(bool value) const { return value; }  // all threads hold the same moments
+};
+// [/snippet]
+
+// [snippet: persistent_cluster_team]
 // A cluster that takes one row after another. Between put() and merge() a thread may do other work, which hides the
 // wait for the other blocks. The next row's moments go into the other half, where nobody reads this row's.
 template <About about, int warps, Merge how, class Exchange>
-struct PersistentTeam {
+struct PersistentClusterTeam {
   static constexpr bool rows_share_warps = false;
   Exchange exchange;
   Count all;               // values of the row

@@ -26,8 +26,9 @@ enum class Fit {
 //                  moments; to say so earlier would delay the loads and sums that lead to them.
 enum class Amount { many, few, few_blocks, fewest_blocks };
 
-// Who has a row: some lanes of a warp, a block, a cluster of blocks, or a cluster that takes one row after the other.
-enum class Team { lanes, block, cluster, persistent_cluster };
+// Who has a row: some lanes of a warp, a block, a cluster of blocks; or a block, or cluster, that takes one row after
+// the other.
+enum class Team { lanes, block, cluster, persistent_block, persistent_cluster };
 
 // What a kernel need not ask.
 enum class Known {
@@ -43,7 +44,7 @@ struct Tile {
   Amount amount;
   int vectors;   // 16-byte vectors that a thread holds
   int threads;   // that have a row together; of a cluster, in each block
-  int stages;    // of a persistent cluster: rows in its ring
+  int stages;    // of a persistent team: rows in its ring
   int resident;  // blocks that are to fit on a multiprocessor, which bounds the registers
 };
 
@@ -57,6 +58,9 @@ constexpr Tile block(Known known, int vectors, int threads, int resident, Amount
 }
 constexpr Tile cluster(Known known, int vectors, int threads, int resident, Amount amount = Amount::many) {
   return {Team::cluster, known, amount, vectors, threads, 0, resident};
+}
+constexpr Tile persistent_block(int vectors, int threads, int stages, int resident) {
+  return {Team::persistent_block, Known::asked, Amount::many, vectors, threads, stages, resident};
 }
 constexpr Tile persistent(Known known, int vectors, int threads, int stages, int resident) {
   return {Team::persistent_cluster, known, Amount::many, vectors, threads, stages, resident};
@@ -106,7 +110,8 @@ constexpr bool is_full(const Tile& tile, const RowFacts& facts) {
 // True where the number of rows decides whether the rule takes them.
 constexpr bool is_for_some_batches(const Rule& rule) {
   const bool asks_for_full_blocks = rule.tile.team == Team::lanes && rule.tile.known == Known::full;
-  return rule.most_work > 0 || rule.tile.team == Team::persistent_cluster || asks_for_full_blocks;
+  const bool is_persistent = rule.tile.team == Team::persistent_block || rule.tile.team == Team::persistent_cluster;
+  return rule.most_work > 0 || is_persistent || asks_for_full_blocks;
 }
 
 constexpr bool is_for(const Rule& rule, unsigned operation, unsigned types) {

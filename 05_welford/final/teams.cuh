@@ -17,6 +17,13 @@ using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
 
 // [snippet: teams]
+// Where rows are few, the time is that of one row's way through the kernel: each round of shuffles counts. Where rows
+// are many, a lane may have much of its row, and one round would not be exact enough beside outliers.
+template <class T, Amount amount>
+inline constexpr Merge merge_for = splits_mean<T>           ? Merge::exact_mean
+                                   : amount != Amount::many ? Merge::one_round
+                                                            : Merge::two_rounds;
+
 // A team merges the moments that its warps have of parts of a row into those of the row, in every thread.
 
 // `width` neighbouring lanes: 32 / width rows to a warp. A part is the row.

@@ -15,6 +15,7 @@ using tiles::block;
 using tiles::cluster;
 using tiles::lanes;
 using tiles::persistent;
+using tiles::persistent_block;
 using enum Known;
 using enum Amount;
 
@@ -35,17 +36,25 @@ inline constexpr Rule whole_vectors[] = {
     // Few rows, all under way at once: few vectors to a thread, and gamma and beta are on their way with them. So much
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
-    {every_norm,  any_bits16,    9,      64,   256, block(given, 2, 128, 1, fewest_blocks), "few rows of 128 columns"},
+    {every_norm,  bits16,       16,      16,   256, lanes(full, 1, 16, few), "64 x 128"},  // sixteen lanes to a row
+    {of_x,        bits16,        9,      31,   256, block(given, 1, 64, 1, fewest_blocks), "1 x 128"},
+    {every_norm,  bits16,       32,      64,   256, block(full, 1, 64, 1, fewest_blocks)},  // 256 and 512 columns
+    {every_norm,  any_bits16,    9,      64,   256, block(given, 2, 128, 1, fewest_blocks), "sum of 1 x 128"},
+    {every_norm,  uniform,      96,      96,   512, block(full, 1, 128, 1, fewest_blocks), "few rows of 768"},
     {every_norm,  uniform,      65,     256,   512, block(full, 2, 128, 1, fewest_blocks), "1 x 2048 of 16 bits"},
-    {every_norm,  any_bits16,   65,     256,   512, block(given, 2, 128, 1, fewest_blocks), "few rows of 768"},
+    {every_norm,  any_bits16,   65,     256,   512, block(given, 2, 128, 1, fewest_blocks)},
     {every_norm,  any_types,    65,     256,   512, block(asked, 2, 128, 1, fewest_blocks)},
+    {of_x,        uniform,      96,      96, 32768, lanes(full, 3, 32, few), "8192 x 768"},  // a warp to a row
+    {of_sum,      uniform,      96,      96,  8192, lanes(full, 3, 32, few), "sum of 8192 x 768"},
     {of_sum,      uniform,      65,     256, 16384, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
-    {of_x,        uniform,      65,     128,  4096, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
+    {of_x,        uniform,      65,     128,  1920, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
+    {layer_of_x,  uniform,     128,     128, 20480, lanes(full, 4, 32, few), "4096 x 1024 of 16 bits"},
+    {rms_of_x,    uniform,     128,     128,  6144, lanes(full, 4, 32, few), "4096 x 1024 of 16 bits"},
     {of_x,        uniform,     129,     256,  8192, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm,  mixed,        65,     256,  1024, block(given, 2, 128, 1, few_blocks)},
     {every_norm,  any_types,    65,     256,  1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
     {rms_of_x,    any_types,   129,     256, 16384, block(asked, 2, 128, 1, few_blocks), "2048 x 1600 of 16 bits"},
-    {of_sum,      any_types,    65,     256, 16384, block(asked, 2, 128, 1, few_blocks), "sum of 8192 x 768"},
+    {of_sum,      any_types,    65,     256, 16384, block(asked, 2, 128, 1, few_blocks), "sum of 2048 x 1600"},
     {layer_of_x,  any_types,   129,     256,  2048, block(asked, 2, 128, 1, few_blocks)},  // 1024 x 1600 of 16 bits
     {every_norm,  uniform,     257,    1024,   512, block(full, 2, 512, 1, fewest_blocks), "64 x 4096"},
     {every_norm,  mixed,       257,    1024,   512, block(given, 2, 512, 1, fewest_blocks)},
@@ -56,19 +65,41 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  any_bits16, 1025,    4096,   512, cluster(given, 2, 256, 1, few), "1 x 18432: five blocks to a row"},
     {every_layer, any_bits16, 1025,    2048,  1024, cluster(given, 2, 512, 1, few)},
     {every_norm,  any_bits16, 1025,    2048,  2048, block(given, 4, 512, 1, few_blocks), "128 x 12288"},
-    {rms_of_sum,  any_bits16, 1025,    2048, 32768, block(given, 4, 512, 1, few_blocks), "sum of 512 x 14336"},
+    {rms_of_sum,  any_bits16, 1025,    1792, 32768, block(given, 4, 448, 2, few_blocks), "sum of 512 x 14336"},
+    {rms_of_sum,  any_bits16, 1793,    2048, 32768, block(given, 4, 512, 1, few_blocks)},
     {every_norm,  any_bits16, 2049,    8192,  2048, cluster(given, 2, 512, 1, few), "1 x 65536: eight blocks to a row"},
     {every_norm,  any_bits16, 1025,    8192,  2048, cluster(asked, 2, 512, 1, few)},
     {every_norm,  fp32,       1025,    8192,  1024, cluster(given, 2, 512, 1, few)},  // 1 x 16384
     {every_norm,  fp32,       8193,   16384,  1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
     {every_norm,  fp32,       1025,   16384,  1024, cluster(asked, 4, 512, 1, few)},
 
+    // Blocks that stay, and take one row after the other: rows that a block holds, of tensors of some 16 to 40 MiB.
+    // With fewer rows than those blocks, or with just as many as run at once, a block to a row is as good; with many
+    // more it no longer counts that the last ones do not fill the GPU.
+    {of_x,        fp32,        257,     384, 16384, persistent_block(3, 128, 3, 8)},  // 4096 x 1152
+    {layer_of_x,  fp32,        385,     512, 16384, persistent_block(4, 128, 2, 8), "4096 x 2048"},
+    {rms_of_x,    fp32,        385,     512, 16384, persistent_block(4, 128, 3, 6), "4096 x 2048"},
+    {of_x,        fp32,        641,     768, 16384, persistent_block(3, 256, 2, 4)},  // 2048 x 3072
+    {of_x,        fp32,        769,    1280, 20480, persistent_block(5, 256, 3, 2), "2048 x 4096"},
+    {layer_of_x,  bits16,      769,    1024, 10240, block(full, 4, 384, 3)},  // 1024 x 8192
+    {rms_of_x,    bits16,      769,    1024,  8192, block(full, 2, 512, 4)},  // the same
+    {of_x,        bits16,      769,    1024, 16384, persistent_block(4, 256, 3, 3), "2048 x 7168"},
+    {layer_of_x,  bits16,     1025,    1280, 20480, persistent_block(5, 256, 3, 2)},  // 1024 x 10240
+    {rms_of_x,    bits16,     1025,    1280, 20480, persistent_block(5, 256, 2, 3)},  // the same
+    {rms_of_x,    bits16,     1281,    1536,  6144, block(given, 4, 512, 3)},  // 512 x 12288
+    {rms_of_x,    fp32,       1281,    1536,  6144, block(full, 4, 512, 2)},  // 512 x 6144
+    {of_x,        uniform,    1281,    1792, 20480, persistent_block(7, 256, 3, 2), "512 x 14336 of 16 bits"},
+    {layer_of_x,  uniform,    1793,    2048, 20480, persistent_block(8, 256, 2, 2)},  // 1024 x 8192
+    {rms_of_x,    uniform,    1793,    2048, 20480, persistent_block(4, 512, 3, 2)},  // the same
+    {of_x,        fp32,       2049,    3072,  6144, block(full, 3, 1024, 2)},  // 256 x 12288
+    {of_x,        fp32,       2049,    3072, 24576, persistent_block(6, 512, 3, 1), "1024 x 12288"},
+
     // A norm of x: rows for some lanes of a warp, or for a warp. First those of tensors of up to some 64 MiB: gamma is
     // loaded with x, and the cache needs no advice.
     {of_x,        uniform,       9,      16, 65536, lanes(given, 2, 8, few), "131072 x 128"},  // eight lanes to a row
     {of_x,        uniform,      17,      32, 65536, lanes(given, 2, 16, few), "131072 x 128 of fp32"},  // sixteen
     {of_x,        uniform,      33,      64, 32768, lanes(given, 2, 32, few)},  // a warp to a row
-    {of_x,        uniform,      65,      96, 32768, lanes(given, 3, 32, few), "8192 x 768"},
+    {of_x,        uniform,      65,      96, 32768, lanes(given, 3, 32, few)},
     {of_x,        uniform,      97,     128, 32768, lanes(given, 4, 32, few)},
     {layer_of_x,  bits16,       65,      96,     0, lanes(given, 3, 32)},  // 768 columns
     {of_x,        any_types,     9,      16,     0, lanes(asked, 4, 4), "128 columns of 16 bits"},  // four lanes
@@ -76,6 +107,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_x,        any_types,    33,      64,     0, lanes(asked, 4, 16), "512 columns of 16 bits"},  // sixteen
     {of_x,        any_types,    65,     128,     0, lanes(asked, 4, 32), "1024 columns of 16 bits"},  // a warp to a row
     {of_x,        uniform,     129,     160,     0, lanes(given, 5, 32), "1280 columns"},  // of 16 bits
+    {layer_of_x,  bits16,      161,     224,  8192, lanes(given, 7, 32, few), "2048 x 1600"},
     {of_x,        bits16,      161,     224,     0, lanes(given, 7, 32), "1536 columns"},
 
     // A norm of x: rows for a block.
@@ -112,6 +144,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_sum,      uniform,    1025,    2048,     0, block(full, 4, 512, 2), "sum: 16384 columns of 16 bits"},
     {of_sum,      any_types,  1025,    2048,     0, block(given, 4, 512, 2), "sum: 15872 columns of fp16"},
     {of_sum,      any_types,     1,    2048,     0, block(asked, 4, 512, 1)},  // any row of this length
+    {of_sum,      fp32,       2049,    3072,     0, block(full, 3, 1024, 2), "sum: 12288 columns"},
     {of_sum,      fp32,       4096,    4096,     0, block(full, 8, 512, 2), "sum: 16384 columns"},
     {of_sum,      any_types,  2049,    4096,     0, block(asked, 4, 1024, 1), "sum: 32768 columns of 16 bits"},
     {of_sum,      uniform,    4097, longest,     0, persistent(asked, 4, 256, 3, 2), "sum: many wide rows"},

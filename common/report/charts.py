@@ -1791,6 +1791,39 @@ def offset_chart(repository: Repository) -> Chart | None:
     return Chart(Path("docs/charts/offset_error.svg"), title, f"{'; '.join(told)}.", figure)
 
 
+def tail_chart(repository: Repository) -> Chart | None:
+    """Lines: the time of rows that fill a block each, over their number, by a block to a row and by blocks that stay."""
+    if not repository.has_data("persistent_blocks_h200"):
+        return None
+    figures = repository.data("persistent_blocks_h200")["figures"]
+    ways = (("block", "a block to a row: 396 run at once"), ("stay", "264 blocks that stay"))
+    figure, (ax,) = page(PHONE, 4.0)
+    told, at = [], {}
+    for style, (way, words) in enumerate(ways):
+        names = [name for name in figures if name.startswith("tail_") and name.endswith(f"_{way}")]
+        points = sorted((int(name.split("_")[1]), figures[name]["value"]) for name in names)
+        color, marker, dash, _ = STYLES[style]
+        ax.plot([x for x, _ in points], [y for _, y in points], color=color, marker=marker, linestyle=dash,
+                markersize=3.5, linewidth=1.6, label=words)
+        at[way] = dict(points)
+        told.append(f"{words}: " + ", ".join(f"{y:.3g} us for {x} rows" for x, y in points[::4]))
+    for rows in (396, 792, 1188):
+        ax.axvline(rows, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.annotate("a wave of 396 is full", (396, 1.2), xytext=(5, 0), textcoords="offset points", fontsize=9)
+    ax.set_xlim(0, max(at["block"]) * 1.03)
+    ax.set_ylim(0, max(at["block"].values()) * 1.08)
+    ax.set_xlabel("rows")
+    ax.set_ylabel("time, µs")
+    ax.grid(color="#e4e8ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+    title = (f"396 rows take {at['block'][396]:.1f} µs, the 397th {at['block'][397] - at['block'][396]:.1f} more; "
+             f"512 take {at['block'][512]:.1f} or, by blocks that stay, {at['stay'][512]:.1f}")
+    handles, labels = ax.get_legend_handles_labels()
+    legend_under_title(figure, title, dict(zip(labels, handles)), 2)
+    footnote(figure, "LayerNorm of rows of 14336 columns, bf16, cold cache, by hand", "NVIDIA H200")
+    return Chart(Path("05_welford/charts/tail.svg"), title, f"{'; '.join(told)}.", figure)
+
+
 # --- Two files beside each other --------------------------------------------------------------------------------------
 def compare_chart(repository: Repository, first: Path, second: Path, output: Path) -> Chart:
     """Points on a line for each timing that both files have, and how many times faster the second is."""
@@ -1845,7 +1878,7 @@ LADDER_CHARTS = (
     cold_warm_chart, roofline_chart, numerics_chart, rivals_chart, rivals_map, training_chart,
     lines_chart, tutorial_chart, waits_chart, bytes_chart, size_chart, two_gpus_chart,
 )
-GENERAL_CHARTS = (offset_chart,)  # of no GPU
+GENERAL_CHARTS = (offset_chart, tail_chart)  # drawn from what docs/data has
 
 
 def gpus_with_results(repository: Repository) -> list[str]:

@@ -76,6 +76,13 @@ RULES = {
         "rows that fit the cache": (
             "64x64,64x32,256x2880,256x1440,2048x384,2048x500,2048x768,2048x1000,128x12288",
         ),
+        "rows that fill their warps": (
+            "8x64,8x128,1x128,2x256,64x512,8x384,8x768,2048x384,4096x768,4096x512,4096x1024,9000x1024,2048x1600,"
+            "600x14336,600x16384,300x12288",
+        ),
+        "blocks that stay": (
+            "4096x1152,4096x2048,2500x3072,2048x4096,2048x7168,1500x10240,512x14336,1024x8192,1024x16384,512x12288",
+        ),
         "rows that fit it, without": ("600x64,600x128,600x256,600x512", "--without", "gamma,beta"),
         "rows that fit it, fp32 parameters": ("128x12288,3000x12288", *OF_MIXED),
         "any batch": ("1x520,1x1032,1x1288,1x2056,1x4104,1x8200,1x16392", "--batch-invariant"),

@@ -32,7 +32,8 @@ const std::vector<int64_t> numbers_of_rows = {1,   2,   8,   9,   33,  64,   65,
                                               256, 257, 400, 512, 513, 1024, 2048, 1 << 20};
 
 // Every kernel that a rule names has to be the first that takes some rows, or the next where the first has no room:
-// else it is compiled for nobody. Clusters may have no room, so that the search goes on behind them.
+// else it is compiled for nobody. Clusters may have no room, and blocks that stay too few rows, so that the search goes
+// on behind them.
 void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const char* table) {
   namespace w = worklog::welford;
   for (const unsigned operation : {w::layer_of_x, w::rms_of_x, w::layer_of_sum, w::rms_of_sum}) {
@@ -47,10 +48,8 @@ void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const
             for (size_t number = worklog::rule_for(rules, facts); number < rules.size();
                  number = worklog::rule_for(rules, facts, number + 1)) {
               reached.insert(number);
-              if (rules[number].tile.team != w::Team::cluster &&
-                  rules[number].tile.team != w::Team::persistent_cluster) {
-                break;
-              }
+              const w::Team team = rules[number].tile.team;
+              if (team == w::Team::lanes || team == w::Team::block) break;
             }
           }
         }
@@ -76,7 +75,7 @@ TEST(ForwardRules, AFewNarrowRowsHaveABlockEach) {
   namespace w = worklog::welford;
   const std::span<const w::Rule> rules = w::sm_90::whole_vectors;
   const auto team_of = [&](const w::RowFacts& facts) { return rules[worklog::rule_for(rules, facts)].tile.team; };
-  for (const int64_t vectors : {9, 16, 64}) {
+  for (const int64_t vectors : {9, 15, 64}) {
     w::RowFacts facts = {w::rms_of_x, worklog::bits16, true, false, 4 * multiprocessors, vectors, multiprocessors};
     EXPECT_EQ(team_of(facts), w::Team::block) << vectors << " vectors";
     ++facts.rows;
@@ -89,6 +88,19 @@ TEST(ForwardRules, AFewNarrowRowsHaveABlockEach) {
     EXPECT_EQ(team_of(bare), w::Team::lanes) << vectors << " vectors, no gamma";
     EXPECT_EQ(team_of(of_fp32), w::Team::lanes) << vectors << " vectors of fp32";
     EXPECT_EQ(team_of(invariant), w::Team::lanes) << vectors << " vectors, batch_invariant";
+  }
+}
+
+// 128 columns of 16 bits: sixteen lanes hold a row with nothing to ask, where rows fill their blocks.
+TEST(ForwardRules, FewRowsOf16VectorsThatFillTheirBlocksHaveSixteenLanesEach) {
+  namespace w = worklog::welford;
+  const std::span<const w::Rule> rules = w::sm_90::whole_vectors;
+  w::RowFacts facts = {w::layer_of_x, worklog::bits16, true, false, 8, 16, multiprocessors};
+  EXPECT_EQ(rules[worklog::rule_for(rules, facts)].tile.threads, 16);
+  EXPECT_EQ(rules[worklog::rule_for(rules, facts)].tile.known, w::Known::full);
+  for (const int64_t rows : {1, 7, 9, 12}) {
+    facts.rows = rows;
+    EXPECT_EQ(rules[worklog::rule_for(rules, facts)].tile.team, w::Team::block) << rows << " rows";
   }
 }
 
