@@ -1,5 +1,5 @@
-// Rows that a block holds, if there are more of them than places on the GPU, but not so many that the last ones no
-// longer count: blocks that stay, and walk the rows.
+// For more rows than run at once, but only a few times as many, that a block holds: each block takes one row after the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 }
 
 // Launches as many blocks as run at once, and returns true, if each thread has the vectors that the kernel does not ask
-// for, and most blocks have a second row. (With fewer rows, two rounds take longer than what a row saves.)
+// for, and three quarters of the blocks have a second row: with fewer rows, a block to a row is faster.
 template <int vectors, int threads, int stages, int resident, class Steps>
 bool launch_persistent_block(const Steps& steps, const char* rule, cudaStream_t stream) {
   using Ring = RowRing<Steps, Fit::vectors, vectors, threads, stages>;

@@ -11,8 +11,9 @@ namespace worklog::welford {
 using warp_shuffle::lanes;
 
 // [snippet: persistent_block_team]
-// A block that takes one row after another. The moments of the next row go into the other half of the scratch, where
-// nobody reads this row's: so one barrier for a row is enough.
+// A block that takes one row after another. A warp may still be reading this row's moments when another has the next
+// row's: those go into the other half. A half is written again two rows later. A warp gets there only past the next
+// row's barrier, and all have read the half before they come to that. So one barrier for a row is enough.
 template <About about, int warps, Merge how>
 struct PersistentBlockTeam {
   static constexpr bool rows_share_warps = false;

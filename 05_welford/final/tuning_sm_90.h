@@ -36,20 +36,20 @@ inline constexpr Rule whole_vectors[] = {
     // Few rows, all under way at once: few vectors to a thread, and gamma and beta are on their way with them. So much
     // work is few, measured from a graph; and up to 512 vectors to a multiprocessor, the blocks of two kernels find
     // places beside each other.
-    {every_norm,  bits16,       16,      16,   256, lanes(full, 1, 16, few), "64 x 128"},  // sixteen lanes to a row
+    {every_norm,  bits16,       16,      16,   256, lanes(full, 1, 16, few)},  // 64 x 128: sixteen lanes
     {of_x,        bits16,        9,      31,   256, block(given, 1, 64, 1, fewest_blocks), "1 x 128"},
     {every_norm,  bits16,       32,      64,   256, block(full, 1, 64, 1, fewest_blocks)},  // 256 and 512 columns
     {every_norm,  any_bits16,    9,      64,   256, block(given, 2, 128, 1, fewest_blocks), "sum of 1 x 128"},
     {every_norm,  uniform,      96,      96,   512, block(full, 1, 128, 1, fewest_blocks), "few rows of 768"},
     {every_norm,  uniform,      65,     256,   512, block(full, 2, 128, 1, fewest_blocks), "1 x 2048 of 16 bits"},
-    {every_norm,  any_bits16,   65,     256,   512, block(given, 2, 128, 1, fewest_blocks)},
+    {every_norm,  any_bits16,   65,     256,   512, block(given, 2, 128, 1, fewest_blocks), "32 x 1280 of 16 bits"},
     {every_norm,  any_types,    65,     256,   512, block(asked, 2, 128, 1, fewest_blocks)},
     {of_x,        uniform,      96,      96, 32768, lanes(full, 3, 32, few), "8192 x 768"},  // a warp to a row
     {of_sum,      uniform,      96,      96,  8192, lanes(full, 3, 32, few), "sum of 8192 x 768"},
     {of_sum,      uniform,      65,     256, 16384, block(full, 2, 128, 1, few_blocks), "sum of 1024 x 1024"},
     {of_x,        uniform,      65,     128,  1920, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of 16 bits"},
-    {layer_of_x,  uniform,     128,     128, 20480, lanes(full, 4, 32, few), "4096 x 1024 of 16 bits"},
-    {rms_of_x,    uniform,     128,     128,  6144, lanes(full, 4, 32, few), "4096 x 1024 of 16 bits"},
+    {layer_of_x,  uniform,     128,     128, 20480, lanes(full, 4, 32, few), "LayerNorm of 4096 x 1024"},
+    {rms_of_x,    uniform,     128,     128,  6144, lanes(full, 4, 32, few), "RMSNorm of 4096 x 1024"},
     {of_x,        uniform,     129,     256,  8192, block(full, 2, 128, 1, few_blocks), "1024 x 1024 of fp32"},
     {every_norm,  mixed,        65,     256,  1024, block(given, 2, 128, 1, few_blocks)},
     {every_norm,  any_types,    65,     256,  1024, block(asked, 2, 128, 1, few_blocks), "512 x 1600 of 16 bits"},
@@ -73,12 +73,12 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  fp32,       8193,   16384,  1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
     {every_norm,  fp32,       1025,   16384,  1024, cluster(asked, 4, 512, 1, few)},
 
-    // Blocks that stay, and take one row after the other: rows that a block holds, of tensors of some 16 to 40 MiB.
-    // With fewer rows than those blocks, or with just as many as run at once, a block to a row is as good; with many
-    // more it no longer counts that the last ones do not fill the GPU.
+    // Blocks that stay, and take one row after the other: rows that a block holds, of tensors of some 14 to 48 MiB.
+    // With fewer rows than those blocks, or with just as many as run at once, a block to a row is faster; with many
+    // more it is, too.
     {of_x,        fp32,        257,     384, 16384, persistent_block(3, 128, 3, 8)},  // 4096 x 1152
-    {layer_of_x,  fp32,        385,     512, 16384, persistent_block(4, 128, 2, 8), "4096 x 2048"},
-    {rms_of_x,    fp32,        385,     512, 16384, persistent_block(4, 128, 3, 6), "4096 x 2048"},
+    {layer_of_x,  fp32,        385,     512, 16384, persistent_block(4, 128, 2, 8), "LayerNorm of 4096 x 2048"},
+    {rms_of_x,    fp32,        385,     512, 16384, persistent_block(4, 128, 3, 6), "RMSNorm of 4096 x 2048"},
     {of_x,        fp32,        641,     768, 16384, persistent_block(3, 256, 2, 4)},  // 2048 x 3072
     {of_x,        fp32,        769,    1280, 20480, persistent_block(5, 256, 3, 2), "2048 x 4096"},
     {layer_of_x,  bits16,      769,    1024, 10240, block(full, 4, 384, 3)},  // 1024 x 8192
@@ -117,7 +117,7 @@ inline constexpr Rule whole_vectors[] = {
     {of_x,        fp32,        513,    2048,     0, block(full, 4, 512, 2), "4096 and 8192 columns"},
     {of_x,        uniform,     161,    2048,     0, block(given, 4, 512, 3), "rows that do not fill their warps"},
     {of_x,        any_types,     1,    2048,     0, block(asked, 4, 512, 1)},  // any row of this length
-    {of_x,        fp32,       2049,    3072,     0, block(full, 3, 1024, 2), "12288 columns of fp32"},
+    {of_x,        fp32,       2049,    3072,     0, block(full, 3, 1024, 2)},  // 12288 columns,
     {of_x,        fp32,       2049,    4096,     0, block(full, 8, 512, 2), "16384 columns"},
     {of_x,        any_types,  2049,    4096,     0, block(given, 8, 512, 2), "32768 columns of 16 bits"},
     {of_x,        any_types,  2049,    4096,     0, block(asked, 8, 512, 1)},  // any row of this length

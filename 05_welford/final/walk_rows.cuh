@@ -32,7 +32,8 @@ __device__ inline void walk_rows(RowRing<Steps, fit, vectors, threads, stages> r
                                  Count whole, bool writes_statistics) {
   using T = typename Steps::Element;
   // Where the schedulers have most to do, the warp's moments are merged only when those of the other blocks are here,
-  // so that the shuffles of the two merges wait side by side. Elsewhere it is better to do that while waiting.
+  // so that the shuffles of the two merges wait side by side. Elsewhere it is better to do that while waiting. (A team
+  // of one block has nothing to wait for here.)
   constexpr bool merges_together = sizeof(T) == 2 && fit != Fit::any && Steps::reads == 1;
   const Steps& steps = ring.steps;
   const Place<fit>& place = ring.place;

@@ -1792,7 +1792,7 @@ def offset_chart(repository: Repository) -> Chart | None:
 
 
 def tail_chart(repository: Repository) -> Chart | None:
-    """Lines: the time of rows that fill a block each, over their number, by a block to a row and by blocks that stay."""
+    """Lines: time over the number of rows that a block holds, by a block to a row and by blocks that stay."""
     if not repository.has_data("persistent_blocks_h200"):
         return None
     figures = repository.data("persistent_blocks_h200")["figures"]

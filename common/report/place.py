@@ -76,7 +76,9 @@ def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
         of_files.setdefault((gpu, tuple(paths)), []).append(run)
     notes = []
     for (gpu, paths), runs in of_files.items():
-        links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if len(paths) > 1 else None) for path in paths]
+        of_stages = len(set(paths)) > 1
+        links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if of_stages else None)
+                 for path in dict.fromkeys(paths)]
         origin = ", ".join(word for word in (gpu, "; ".join(run for run in runs if run)) if word)
         notes.append(f"{origin}: {', '.join(links)}")
     return notes
