@@ -68,17 +68,15 @@ def origin_of(place: Place, results: ResultFile) -> tuple[str, str]:
 def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
     """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it, and for all
     runs whose data is in one file."""
-    of_run: dict[tuple[str, str], list[Path]] = {}
+    of_run: dict[tuple[str, str], dict[Path, None]] = {}
     for results in files:
-        of_run.setdefault(origin_of(place, results), []).append(results.path)
+        of_run.setdefault(origin_of(place, results), {})[results.path] = None
     of_files: dict[tuple[str, tuple[Path, ...]], list[str]] = {}
     for (gpu, run), paths in of_run.items():
         of_files.setdefault((gpu, tuple(paths)), []).append(run)
     notes = []
     for (gpu, paths), runs in of_files.items():
-        of_stages = len(set(paths)) > 1
-        links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if of_stages else None)
-                 for path in dict.fromkeys(paths)]
+        links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if len(paths) > 1 else None) for path in paths]
         origin = ", ".join(word for word in (gpu, "; ".join(run for run in runs if run)) if word)
         notes.append(f"{origin}: {', '.join(links)}")
     return notes
