@@ -43,6 +43,7 @@ import machine_drawings
 import markdown
 import offset_error
 import pages
+import place
 import prose
 import redraw
 import results
@@ -1861,6 +1862,31 @@ class Reading(unittest.TestCase):
             (100, 0.0123, 0.5, 1.5),
         )
         self.assertAlmostEqual(timing.seconds, 10e-6)
+
+
+class SourceNote(unittest.TestCase):
+    """What a table says of where its figures come from."""
+
+    def note(self, *runs: tuple[str, str]) -> list[str]:
+        """Of runs, each with its file and commit, below a table in docs/."""
+        where = place.Place(mock.Mock(), Path("/tree/docs/page.md"), {}, "h200")
+        day = {"gpu": "H200", "date": "2026-07-30"}
+        files = [results.ResultFile(Path("/tree", path), day | {"commit": commit}, (), ()) for path, commit in runs]
+        return place.source_note(where, files)
+
+    def test_runs_of_one_file_name_it_once(self) -> None:
+        first, second = ("docs/compare/h200.json", "a" * 40), ("docs/compare/h200.json", "b" * 40)
+        self.assertEqual(self.note(first, first, second), [
+            "H200, 2026-07-30, commit `aaaaaaaaaa`; 2026-07-30, commit `bbbbbbbbbb`: "
+            "[compare/h200.json](compare/h200.json)"
+        ])
+
+    def test_files_of_one_run_are_named_by_their_stages(self) -> None:
+        runs = [(f"{stage}/results/h200.json", "a" * 40) for stage in ("01_naive", "05_welford")]
+        self.assertEqual(self.note(*runs), [
+            "H200, 2026-07-30, commit `aaaaaaaaaa`: [stage 01](../01_naive/results/h200.json), "
+            "[stage 05](../05_welford/results/h200.json)"
+        ])
 
 
 class Merge(unittest.TestCase):
