@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads, blocks_that_fit(threads, resident))
 }
 
 // Launches as many blocks as run at once, and returns true, if each thread has the vectors that the kernel does not ask
-// for, and three quarters of the blocks have a second row: with fewer rows, a block to a row is faster.
+// for, and three quarters of the blocks have a second row: with fewer rows, a block to a row is faster from a graph.
 template <int vectors, int threads, int stages, int resident, class Steps>
 bool launch_persistent_block(const Steps& steps, const char* rule, cudaStream_t stream) {
   using Ring = RowRing<Steps, Fit::vectors, vectors, threads, stages>;
