@@ -1,4 +1,4 @@
-// Wide rows, if there are many: clusters of blocks that stay, and walk the rows. A row that takes a cluster has a long
+// Wide rows, if there are many: persistent clusters, which walk the rows. A row that takes a cluster has a long
 // way from its first load to its last store: the blocks start together, load, meet, and store. Here the next rows are
 // on their way meanwhile.
 #pragma once

@@ -73,7 +73,7 @@ inline constexpr Rule whole_vectors[] = {
     {every_norm,  fp32,       8193,   16384,  1024, cluster(given, 4, 512, 1, few), "1 x 65536 of fp32: eight blocks"},
     {every_norm,  fp32,       1025,   16384,  1024, cluster(asked, 4, 512, 1, few)},
 
-    // Blocks that stay, and take one row after the other: rows that a block holds, of tensors of some 14 to 48 MiB.
+    // Persistent blocks, which take one row after the other: rows that a block holds, of tensors of some 14 to 48 MiB.
     // With fewer rows than those blocks, or with just as many as run at once, a block to a row is faster; with many
     // more it is, too.
     {of_x,        fp32,        257,     384, 16384, persistent_block(3, 128, 3, 8)},  // 4096 x 1152

@@ -1,4 +1,4 @@
-// How a team that stays walks its rows (persistent_blocks.cuh, persistent_clusters.cuh): the next rows are on their way
+// How a persistent team walks its rows (persistent_blocks.cuh, persistent_clusters.cuh): the next rows are on their way
 // while one is normalized; and gamma and beta, which each row would ask the L2 cache for, stay in registers.
 #pragma once
 

@@ -1792,11 +1792,11 @@ def offset_chart(repository: Repository) -> Chart | None:
 
 
 def tail_chart(repository: Repository) -> Chart | None:
-    """Lines: time over the number of rows that a block holds, by a block to a row and by blocks that stay."""
+    """Lines: time over the number of rows that a block holds, by a block to a row and by persistent blocks."""
     if not repository.has_data("persistent_blocks_h200"):
         return None
     figures = repository.data("persistent_blocks_h200")["figures"]
-    ways = (("block", "a block to a row: 396 run at once"), ("stay", "264 blocks that stay"))
+    ways = (("block", "a block to a row: 396 run at once"), ("stay", "264 persistent blocks"))
     figure, (ax,) = page(PHONE, 4.0)
     told, at = [], {}
     for style, (way, words) in enumerate(ways):
@@ -1817,7 +1817,7 @@ def tail_chart(repository: Repository) -> Chart | None:
     ax.grid(color="#e4e8ec", linewidth=0.8)
     ax.set_axisbelow(True)
     title = (f"396 rows take {at['block'][396]:.1f} µs, the 397th {at['block'][397] - at['block'][396]:.1f} more; "
-             f"512 take {at['block'][512]:.1f} or, by blocks that stay, {at['stay'][512]:.1f}")
+             f"512 take {at['block'][512]:.1f} or, by persistent blocks, {at['stay'][512]:.1f}")
     handles, labels = ax.get_legend_handles_labels()
     legend_under_title(figure, title, dict(zip(labels, handles)), 2)
     footnote(figure, "LayerNorm of rows of 14336 columns, bf16, cold cache, by hand", "NVIDIA H200")

@@ -22,7 +22,7 @@ struct Shape {
   int64_t misalign;  // elements that x starts past a boundary
 };
 
-// Each way that the final kernel has through a row: lanes, a block, a cluster, clusters that stay, single elements,
+// Each way that the final kernel has through a row: lanes, a block, a cluster, persistent clusters, single elements,
 // tiles, and the row read again.
 std::vector<Shape> shapes() {
   std::vector<Shape> all = {{3, 1, 0},     {3, 41, 0},    {3, 100, 1},    {3, 777, 0},    {3, 1000, 0},  {3, 1021, 1},

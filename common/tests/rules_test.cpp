@@ -32,8 +32,8 @@ const std::vector<int64_t> numbers_of_rows = {1,   2,   8,   9,   33,  64,   65,
                                               256, 257, 400, 512, 513, 1024, 2048, 1 << 20};
 
 // Every kernel that a rule names has to be the first that takes some rows, or the next where the first has no room:
-// else it is compiled for nobody. Clusters may have no room, and blocks that stay too few rows, so that the search goes
-// on behind them.
+// else it is compiled for nobody. Clusters may have no room, and persistent blocks too few rows, so that the search
+// goes on behind them.
 void expect_each_is_reached(std::span<const worklog::welford::Rule> rules, const char* table) {
   namespace w = worklog::welford;
   for (const unsigned operation : {w::layer_of_x, w::rms_of_x, w::layer_of_sum, w::rms_of_sum}) {
