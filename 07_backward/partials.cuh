@@ -19,6 +19,18 @@ using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using warp_shuffle::lanes;
 
+// [snippet: column_of]
+// A partial row has its sums in the order of the columns; or in halves: first the lower four of every eight columns,
+// then the upper four (final/column_sums.cuh says why).
+template <bool in_halves>
+__device__ int64_t column_of(int64_t place, int64_t cols) {
+  if constexpr (!in_halves) return place;
+  const int64_t upper = place < cols / 2 ? 0 : 1;
+  const int64_t in_half = place - upper * cols / 2;
+  return in_half / 4 * 8 + upper * 4 + in_half % 4;
+}
+// [/snippet]
+
 // [snippet: sum_partials]
 // Sums of columns, still to be added up: for each of `count` partial rows cols floats of dgamma, then cols of dbeta.
 struct PartialRows {
@@ -31,9 +43,9 @@ struct PartialRows {
 };
 
 // A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
-// order, depends on the shape and the GPU alone. Few columns make few tiles: narrow ones then, of one sector to a row.
-// It adds up in fp64: there is little to add, and the sums that come here have been rounded once already.
-template <class G, int width, int rows>
+// order, depends on the shape and the GPU alone. It adds up in fp64: there is little to add, and the sums that come
+// here have been rounded once already.
+template <class G, int width, int rows, bool in_halves = false>
 __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
   constexpr int warps = width * rows / lanes;
   __shared__ double sums[rows][width + 1];  // one more to a row, so that a column lies in many banks
@@ -55,7 +67,9 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
     double part = 0.0;
     for (int row = thread % lanes; row < rows; row += lanes) part += sums[row][own];
     for (int distance = lanes / 2; distance > 0; distance /= 2) part += __shfl_xor_sync(all_lanes, part, distance);
-    if (thread % lanes == 0 && first + own < partial.cols) out[first + own] = static_cast<G>(static_cast<float>(part));
+    if (thread % lanes == 0 && first + own < partial.cols) {
+      out[column_of<in_halves>(first + own, partial.cols)] = static_cast<G>(static_cast<float>(part));
+    }
   }
 }
 // [/snippet]
@@ -64,7 +78,7 @@ __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial,
 // Where there are few partial rows, and so many columns that each may have a thread of its own.
 inline constexpr int few_partial_rows = 16;
 inline constexpr int threads_of_few = 256;
-template <class G>
+template <class G, bool in_halves>
 __global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows partial, G* dgamma, G* dbeta) {
   wait_for_previous_kernel();
   G* out = blockIdx.y == 0 ? dgamma : dbeta;
@@ -74,40 +88,46 @@ __global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows p
   double sum = 0.0;
 #pragma unroll 8
   for (int64_t i = 0; i < partial.count; ++i) sum += column[2 * i * partial.cols];
-  out[col] = static_cast<G>(static_cast<float>(sum));
+  out[column_of<in_halves>(col, partial.cols)] = static_cast<G>(static_cast<float>(sum));
 }
 
-template <int width, int rows, class T, class G>
+template <int width, int rows, bool in_halves, class T, class G>
 void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
-  const auto kernel = sum_partials<G, width, rows>;
+  const auto kernel = sum_partials<G, width, rows, in_halves>;
   // As much shared memory as the kernel before it has: where it has to be divided anew, the two cannot overlap.
   check_cuda(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout, 100),
       "asking for shared memory");
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), 2),
+         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), p.dbeta ? 2 : 1),
           .block = width * rows,
           .overlap = true,
           .stream = stream},
          PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
 }
 
-template <class T, class G>
+// The narrower a tile, the more blocks read at the same time. But four of these blocks of 512 threads fill a
+// multiprocessor, and more of them would have to wait. And where partial rows are few, a thread should have several.
+template <bool in_halves = false, class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t sums = p.cols * (p.dbeta ? 2 : 1);
   if (p.cols > 32 * 1024 && partial_rows <= few_partial_rows) {
-    launch(sum_few_partials<G>,
-           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+    launch(sum_few_partials<G, in_halves>,
+           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), p.dbeta ? 2 : 1),
             .block = threads_of_few,
             .overlap = true,
             .stream = stream},
            PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
   } else if (p.cols > 32 * 1024) {
-    launch_sum_of_tiles<32, 8>(p, partial_rows, stream);
-  } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
-    launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
+    launch_sum_of_tiles<32, 8, in_halves>(p, partial_rows, stream);
+  } else if (partial_rows > multiprocessors && sums <= 8 * multiprocessors) {
+    launch_sum_of_tiles<8, 64, in_halves>(p, partial_rows, stream);
+  } else if (partial_rows > multiprocessors && sums <= 4 * 16 * multiprocessors) {
+    launch_sum_of_tiles<16, 32, in_halves>(p, partial_rows, stream);
   } else {
-    launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
+    launch_sum_of_tiles<32, 16, in_halves>(p, partial_rows, stream);
   }
 }
 // [/snippet]

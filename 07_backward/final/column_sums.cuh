@@ -9,6 +9,12 @@
 namespace worklog::backward {
 
 // [snippet: column_sums]
+// A thread with vectors of eight columns has 32 bytes of sums for each, and stores 16 at a time. In the order of the
+// columns, a warp's store would leave out every other 16 bytes. So a partial row has the lower halves of all vectors
+// first, and then the upper ones.
+template <Layout layout, class T>
+inline constexpr bool sums_in_halves = layout == Layout::whole && sizeof(T) == 2;
+
 // What a thread keeps from its first row to its last.
 template <class Pass, Layout layout, int units>
 struct ColumnSums {
@@ -49,6 +55,9 @@ struct ColumnSums {
     if constexpr (layout == Layout::same_offset) {
       write_through_shared(to_dgamma, dgamma, columns);
       if constexpr (Pass::centered) write_through_shared(to_dbeta, dbeta, columns);
+    } else if constexpr (sums_in_halves<layout, typename Pass::T>) {
+      write_halves(to_dgamma, dgamma, columns);
+      if constexpr (Pass::centered) write_halves(to_dbeta, dbeta, columns);
     } else {
       write(to_dgamma, to_dbeta, columns);
     }
@@ -80,6 +89,15 @@ struct ColumnSums {
       if (column >= 0) row[column] = of_block[k];
     }
     __syncthreads();
+  }
+  __device__ static void write_halves(float* row, const float (&sums)[units][each], const Its& columns) {
+#pragma unroll
+    for (int i = 0; i < units; ++i) {
+      if (!columns.has(i)) continue;
+      float4* const lower = reinterpret_cast<float4*>(row) + columns.column(i) / each;
+      *lower = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+      lower[columns.row_end / each] = {sums[i][4], sums[i][5], sums[i][6], sums[i][7]};
+    }
   }
   __device__ static void write_unit(float* row, const Its& columns, int i, const float (&sums)[each]) {
     if constexpr (layout == Layout::whole) {

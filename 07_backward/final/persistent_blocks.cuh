@@ -122,7 +122,7 @@ bool launch_block(const Pass& pass, const char* rule, cudaStream_t stream) {
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks));
-  launch_sum(pass.p, blocks, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, blocks, stream);
   return true;
 }
 // [/snippet]

@@ -110,7 +110,7 @@ bool launch_cluster(const Pass& pass, unsigned size, const char* rule, cudaStrea
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, partial_rows), rows);
-  launch_sum(pass.p, partial_rows, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, partial_rows, stream);
   return true;
 }
 
@@ -142,7 +142,7 @@ bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, partial_rows), rows, exchanged, static_cast<int>(blocks));
-  launch_sum(pass.p, partial_rows, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, partial_rows, stream);
   return true;
 }
 // [/snippet]
