@@ -43,8 +43,8 @@ struct PartialRows {
 };
 
 // A tile of `width` columns to a block, of dgamma (blockIdx.y is 0) or dbeta. Which thread adds what, and in which
-// order, depends on the shape and the GPU alone. It adds up in fp64: there is little to add, and the sums that come
-// here have been rounded once already.
+// order, depends on the shape and the GPU alone. Few columns make few tiles: narrow ones then, of one sector to a row.
+// It adds up in fp64: there is little to add, and the sums that come here have been rounded once already.
 template <class G, int width, int rows, bool in_halves = false>
 __global__ void __launch_bounds__(width* rows) sum_partials(PartialRows partial, G* dgamma, G* dbeta) {
   constexpr int warps = width * rows / lanes;
@@ -91,43 +91,44 @@ __global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows p
   out[column_of<in_halves>(col, partial.cols)] = static_cast<G>(static_cast<float>(sum));
 }
 
-template <int width, int rows, bool in_halves, class T, class G>
-void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
+// A block to a tile of `width` columns; `parameters` is 1 where only dgamma is wanted.
+template <int width, int rows, bool in_halves = false, class T, class G>
+void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream,
+                         unsigned parameters = 2) {
   const auto kernel = sum_partials<G, width, rows, in_halves>;
   // As much shared memory as the kernel before it has: where it has to be divided anew, the two cannot overlap.
   check_cuda(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout, 100),
       "asking for shared memory");
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), p.dbeta ? 2 : 1),
+         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), parameters),
           .block = width * rows,
           .overlap = true,
           .stream = stream},
          PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
 }
 
-// The narrower a tile, the more blocks read at the same time. But four of these blocks of 512 threads fill a
-// multiprocessor, and more of them would have to wait. And where partial rows are few, a thread should have several.
+// The sums of very wide rows, for which there are blocks enough.
 template <bool in_halves = false, class T, class G>
+void launch_sum_of_wide(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
+  if (partial_rows > few_partial_rows) return launch_sum_of_tiles<32, 8, in_halves>(p, partial_rows, stream);
+  launch(sum_few_partials<G, in_halves>,
+         {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+          .block = threads_of_few,
+          .overlap = true,
+          .stream = stream},
+         PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
+}
+
+template <class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
-  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const int64_t sums = p.cols * (p.dbeta ? 2 : 1);
-  if (p.cols > 32 * 1024 && partial_rows <= few_partial_rows) {
-    launch(sum_few_partials<G, in_halves>,
-           {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), p.dbeta ? 2 : 1),
-            .block = threads_of_few,
-            .overlap = true,
-            .stream = stream},
-           PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
-  } else if (p.cols > 32 * 1024) {
-    launch_sum_of_tiles<32, 8, in_halves>(p, partial_rows, stream);
-  } else if (partial_rows > multiprocessors && sums <= 8 * multiprocessors) {
-    launch_sum_of_tiles<8, 64, in_halves>(p, partial_rows, stream);
-  } else if (partial_rows > multiprocessors && sums <= 4 * 16 * multiprocessors) {
-    launch_sum_of_tiles<16, 32, in_halves>(p, partial_rows, stream);
+  if (p.cols > 32 * 1024) {
+    launch_sum_of_wide(p, partial_rows, stream);
+  } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
+    launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
   } else {
-    launch_sum_of_tiles<32, 16, in_halves>(p, partial_rows, stream);
+    launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
   }
 }
 // [/snippet]

@@ -64,9 +64,13 @@ LayerNormBackward<T, Other> with_parameters(const LayerNormBackward<T, G>& p) {
 }
 
 // Sums over rows have no gamma in them: the kernels for plain weights write them.
-template <bool in_halves = false, class T, class G>
+template <class T, class G>
 void launch_sum(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_rows, cudaStream_t stream) {
-  launch_sum<in_halves>(with_parameters<G>(p), partial_rows, stream);
+  launch_sum(with_parameters<G>(p), partial_rows, stream);
+}
+template <Layout layout, class T, class G>
+void launch_second_kernel(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_rows, cudaStream_t stream) {
+  launch_second_kernel<layout>(with_parameters<G>(p), partial_rows, stream);
 }
 // [/snippet]
 
