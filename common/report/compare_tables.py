@@ -227,7 +227,8 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
     """Sentences on what the summary does not say: who was not there, and which cells are not."""
     context, absent = document["context"], document["absent"]
     if context.get("cells") != context.get("cells_of_grid"):
-        yield f"{context['cells']} of {context['cells_of_grid']} cells were measured"
+        when = " in the last run, the others before it" if document.get("earlier") else ""
+        yield f"{context['cells']} of {context['cells_of_grid']} cells were measured{when}"
     timed = {cell_of(entry["name"])[0] for entry in document["benchmarks"]}
     not_here = dict.fromkeys(
         label(entry["variant"]) for entry in absent
