@@ -30,7 +30,7 @@ LEFT_OUT = re.compile(
     r"Pass<\w+, (\w+|worklog::backward::AboutZero<\w+>), false, true>"
     # A sum over many partial rows of more than 32768 columns. Rows of fp32 that are so long have clusters of eight
     # blocks, and few partial rows.
-    r"|^worklog::backward::sum_partials<float, 32, 8>$")
+    r"|^worklog::backward::sum_partials<float, 32, 8, (false|true)>$")
 # Sweeps that get to no kernel of their own; and the largest, for which a plan asks for the memory.
 ALIKE = ("inputs", "large mean", "empty")
 LAUNCHED = re.compile(r"^    (worklog::\S.*)$", re.MULTILINE)
