@@ -226,9 +226,10 @@ def lost_lines(lost: Sequence[Verdict], runs: Runs) -> str:
 def left_out(document: dict[str, Any]) -> Iterator[str]:
     """Sentences on what the summary does not say: who was not there, and which cells are not."""
     context, absent = document["context"], document["absent"]
-    if context.get("cells") != context.get("cells_of_grid"):
-        when = " in the last run, the others before it" if document.get("earlier") else ""
-        yield f"{context['cells']} of {context['cells_of_grid']} cells were measured{when}"
+    measured = {cell_of(entry["name"])[1].name for entry in document["benchmarks"]}
+    ended_early = {name for entry in absent if entry["variant"] == EVERYONE for name in entry["cells"]}
+    if len(measured | ended_early) < (grid := context.get("cells_of_grid", 0)):
+        yield f"{len(measured)} of {grid} cells were measured"
     timed = {cell_of(entry["name"])[0] for entry in document["benchmarks"]}
     not_here = dict.fromkeys(
         label(entry["variant"]) for entry in absent
@@ -238,9 +239,8 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
         yield f"Not there, since they could not be imported: {', '.join(not_here)}"
     if AUTOTUNE not in context.get("contenders", [AUTOTUNE]):
         yield "Inductor's max-autotune was not asked for"
-    ended = sum(len(entry["cells"]) for entry in absent if entry["variant"] == EVERYONE)
-    if ended:
-        yield f"{ended} cells ended early"
+    if ended_early:
+        yield f"{len(ended_early)} cells ended early"
     ours_off = sum(variant == OURS for variant, _ in wrong_results(document))
     if ours_off:
         yield f"In {ours_off} cells our own result was off, and they are not counted"

@@ -700,7 +700,7 @@ class Tables(unittest.TestCase):
                 {"variant": "ours", "cell": "another", "verdict": "failed"},
             ],
         )
-        content["context"] |= {"contenders": ["ours", "torch", "liger", "apex"], "cells": 2, "cells_of_grid": 9}
+        content["context"] |= {"contenders": ["ours", "torch", "liger", "apex"], "cells": 1, "cells_of_grid": 9}
         content["absent"] = [
             {"variant": "apex", "reason": "apex.normalization cannot be imported: no", "cells": [CELL.name]},
             {"variant": "all", "reason": "ValueError: no", "cells": ["another", "a third", "a fourth"]},
@@ -708,10 +708,15 @@ class Tables(unittest.TestCase):
         text = self.table(content)
         self.assertIn("| PyTorch | 1 |", text)
         for sentence in (
-            "2 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ",
+            "1 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ",
             "Inductor's max-autotune was not asked for. ", "3 cells ended early. ", "In 1 cells our own result was off",
         ):
             self.assertIn(sentence, text)
+
+    def test_cells_of_earlier_runs_are_measured_too(self) -> None:
+        content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)])
+        content["context"] |= {"cells": 0, "cells_of_grid": 1}  # of the last run
+        self.assertNotIn("cells were measured", self.table(content))
 
     def test_no_cell_is_lost(self) -> None:
         content = document([timing("ours", CELL, "cold", 10e-6), timing("torch", CELL, "cold", 20e-6)])

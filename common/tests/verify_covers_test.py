@@ -28,8 +28,8 @@ LEFT_OUT = re.compile(
     # RMSNorm's backward pass with dh is the library's alone, and the harness has no such operation. The tests of the
     # library have it, and the random calls.
     r"Pass<\w+, (\w+|worklog::backward::AboutZero<\w+>), false, true>"
-    # A sum over many partial rows of more than 32768 columns. Rows of fp32 that are so long have clusters of eight
-    # blocks, and few partial rows.
+    # A sum over many partial rows of more than 32768 columns. Rows of fp32 that are so long, and rows of 16 bits with
+    # weights of fp32, have clusters of eight blocks, and few partial rows.
     r"|^worklog::backward::sum_partials<float, 32, 8, (false|true)>$")
 # Sweeps that get to no kernel of their own; and the largest, for which a plan asks for the memory.
 ALIKE = ("inputs", "large mean", "empty")
