@@ -91,17 +91,22 @@ __global__ void __launch_bounds__(threads_of_few) sum_few_partials(PartialRows p
   out[column_of<in_halves>(col, partial.cols)] = static_cast<G>(static_cast<float>(sum));
 }
 
-// A block to a tile of `width` columns; `parameters` is 1 where only dgamma is wanted.
-template <int width, int rows, bool in_halves = false, class T, class G>
-void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream,
-                         unsigned parameters = 2) {
+// The grid's second dimension: dgamma and dbeta, or dgamma alone.
+template <class T, class G>
+unsigned parameters_of(const LayerNormBackward<T, G>& p) {
+  return p.dbeta ? 2 : 1;
+}
+
+// A block to a tile of `width` columns.
+template <int width, int rows, bool in_halves, class T, class G>
+void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   const auto kernel = sum_partials<G, width, rows, in_halves>;
   // As much shared memory as the kernel before it has: where it has to be divided anew, the two cannot overlap.
   check_cuda(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout, 100),
       "asking for shared memory");
   launch(kernel,
-         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), parameters),
+         {.grid = dim3(static_cast<unsigned>((p.cols + width - 1) / width), parameters_of(p)),
           .block = width * rows,
           .overlap = true,
           .stream = stream},
@@ -109,26 +114,32 @@ void launch_sum_of_tiles(const LayerNormBackward<T, G>& p, int64_t partial_rows,
 }
 
 // The sums of very wide rows, for which there are blocks enough.
-template <bool in_halves = false, class T, class G>
+template <bool in_halves, class T, class G>
 void launch_sum_of_wide(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (partial_rows > few_partial_rows) return launch_sum_of_tiles<32, 8, in_halves>(p, partial_rows, stream);
   launch(sum_few_partials<G, in_halves>,
-         {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), 2),
+         {.grid = dim3(static_cast<unsigned>((p.cols + threads_of_few - 1) / threads_of_few), parameters_of(p)),
           .block = threads_of_few,
           .overlap = true,
           .stream = stream},
          PartialRows{p.workspace, partial_rows, p.cols}, p.dgamma, p.dbeta);
 }
 
-template <class T, class G>
+// The narrower a tile, the more blocks read at the same time. But four of these blocks of 512 threads fill a
+// multiprocessor, and more of them would have to wait. And where partial rows are few, a thread should have several.
+template <bool in_halves = false, class T, class G>
 void launch_sum(const LayerNormBackward<T, G>& p, int64_t partial_rows, cudaStream_t stream) {
   if (!p.dgamma && !p.dbeta) return;
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t sums = p.cols * parameters_of(p);
   if (p.cols > 32 * 1024) {
-    launch_sum_of_wide(p, partial_rows, stream);
-  } else if (p.cols > 8 * 1024 || partial_rows <= 128) {
-    launch_sum_of_tiles<32, 16>(p, partial_rows, stream);
+    launch_sum_of_wide<in_halves>(p, partial_rows, stream);
+  } else if (partial_rows > multiprocessors && sums <= 8 * multiprocessors) {
+    launch_sum_of_tiles<8, 64, in_halves>(p, partial_rows, stream);
+  } else if (partial_rows > multiprocessors && sums <= 4 * 16 * multiprocessors) {
+    launch_sum_of_tiles<16, 32, in_halves>(p, partial_rows, stream);
   } else {
-    launch_sum_of_tiles<8, 64>(p, partial_rows, stream);
+    launch_sum_of_tiles<32, 16, in_halves>(p, partial_rows, stream);
   }
 }
 // [/snippet]

@@ -135,7 +135,7 @@ bool rows_packed(const Pass& pass, cudaStream_t stream) {
 template <class T, class G, bool centered, bool adds_dh>
 void persistent_pass(const LayerNormBackward<T, G>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const Pass<T, G, centered, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
+  const Pass<T, G, centered, adds_dh> pass = {p, eviction_of(bytes_read, 1), 1.0f / static_cast<float>(p.cols)};
   // A tensor that is not there lies like any other.
   const auto starts_like_x = [&](const T* first, int64_t stride) {
     const auto apart = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(p.x);

@@ -18,7 +18,7 @@ struct Weights {
   using G = typename Pass::G;
   using Its = Columns<layout, T>;
   static constexpr int each = Its::unit;
-  static constexpr bool in_registers = units * each <= 16;
+  static constexpr bool in_registers = units * each <= (layout == Layout::whole ? 24 : 16);
   union Vector {
     ParameterVector<T, G> packed;
     G element[vector_size<T>];

@@ -7,7 +7,6 @@
 #include "07_backward/final/column_sums.cuh"
 #include "07_backward/final/columns.cuh"
 #include "07_backward/final/pass.cuh"
-#include "07_backward/final/second_kernel.cuh"
 #include "07_backward/final/shares.cuh"
 #include "07_backward/final/teams.cuh"
 #include "07_backward/final/walk.cuh"
@@ -123,7 +122,7 @@ bool launch_block(const Pass& pass, const char* rule, cudaStream_t stream) {
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, blocks), split_of<layout>(pass, pass.p.rows, blocks));
-  launch_second_kernel<layout>(pass.p, blocks, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, blocks, stream);
   return true;
 }
 // [/snippet]

@@ -9,7 +9,6 @@
 #include "07_backward/final/column_sums.cuh"
 #include "07_backward/final/columns.cuh"
 #include "07_backward/final/pass.cuh"
-#include "07_backward/final/second_kernel.cuh"
 #include "07_backward/final/shares.cuh"
 #include "07_backward/final/teams.cuh"
 #include "07_backward/final/walk.cuh"
@@ -111,7 +110,7 @@ bool launch_cluster(const Pass& pass, unsigned size, const char* rule, cudaStrea
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, partial_rows), rows);
-  launch_second_kernel<layout>(pass.p, partial_rows, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, partial_rows, stream);
   return true;
 }
 
@@ -143,7 +142,7 @@ bool launch_grid(const Pass& pass, const char* rule, cudaStream_t stream) {
           .rule = rule,
           .stream = stream},
          pass, partial_rows_of(pass.p, partial_rows), rows, exchanged, static_cast<int>(blocks));
-  launch_second_kernel<layout>(pass.p, partial_rows, stream);
+  launch_sum<sums_in_halves<layout, typename Pass::T>>(pass.p, partial_rows, stream);
   return true;
 }
 // [/snippet]

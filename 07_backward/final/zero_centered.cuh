@@ -64,13 +64,9 @@ LayerNormBackward<T, Other> with_parameters(const LayerNormBackward<T, G>& p) {
 }
 
 // Sums over rows have no gamma in them: the kernels for plain weights write them.
-template <class T, class G>
+template <bool in_halves = false, class T, class G>
 void launch_sum(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_rows, cudaStream_t stream) {
-  launch_sum(with_parameters<G>(p), partial_rows, stream);
-}
-template <Layout layout, class T, class G>
-void launch_second_kernel(const LayerNormBackward<T, AboutZero<G>>& p, int64_t partial_rows, cudaStream_t stream) {
-  launch_second_kernel<layout>(with_parameters<G>(p), partial_rows, stream);
+  launch_sum<in_halves>(with_parameters<G>(p), partial_rows, stream);
 }
 // [/snippet]
 
@@ -87,7 +83,8 @@ inline constexpr Rule rules[] = {
     // pass      types   work  rows: from to  vectors  kernel: team(units, stages, lanes or threads)
     {every_pass, bits16, Size::any, 0, many,   32, lanes(2, 4, 16)},  // heads of 64, 128 and 256
     {every_pass, bits16, Size::any, 0, many,  512, block(2, 3, 512), "about zero: 1024 to 4096 columns"},
-    {plain,      bits16, Size::any, 0, many, 1024, block(2, 6, 512)},  // 5376 columns
+    {plain,      bits16, Size::any, 0, many,  768, block(4, 3, 192, 2)},  // 5376 columns
+    {plain,      bits16, Size::any, 0, many, 1024, block(2, 3, 512)},
     {adds_dh,    bits16, Size::any, 0, many, 1024, block(2, 4, 512)},
 };
 // clang-format on
@@ -104,7 +101,7 @@ struct ZeroCenteredVectors {
 template <class T, class W, bool adds_dh>
 bool launch_by_zero_centered_rules(const LayerNormBackward<T, W>& p, cudaStream_t stream) {
   const int64_t bytes_read = p.rows * p.cols * int64_t{sizeof(T)} * (adds_dh ? 3 : 2);
-  const Pass<T, W, false, adds_dh> pass = {p, eviction_of(bytes_read, 4), 1.0f / static_cast<float>(p.cols)};
+  const Pass<T, W, false, adds_dh> pass = {p, eviction_of(bytes_read, 1), 1.0f / static_cast<float>(p.cols)};
   return launch_by_rules<ZeroCenteredVectors>(pass, stream);
 }
 
