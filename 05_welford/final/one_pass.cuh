@@ -4,11 +4,12 @@
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/final/split_moments.cuh"
-#include "05_welford/final/unpack.cuh"
 
 namespace worklog::welford {
 
+using vectorized::unpack;
 using warp_shuffle::all_lanes;
 using warp_shuffle::warp_sum;
 

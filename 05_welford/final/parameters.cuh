@@ -6,12 +6,12 @@
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/rows.cuh"
-#include "05_welford/final/unpack.cuh"
 
 namespace worklog::welford {
 
 using vectorized::Floats;
 using vectorized::pack;
+using vectorized::unpack;
 using vectorized::vector_size;
 
 // [snippet: window]

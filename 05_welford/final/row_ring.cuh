@@ -13,12 +13,12 @@
 #include "05_welford/final/cache_advice.cuh"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/share.cuh"
-#include "05_welford/final/unpack.cuh"
 #include "common/device/launch.cuh"
 
 namespace worklog::welford {
 
 using vectorized::Floats;
+using vectorized::unpack;
 using vectorized::vector_size;
 using warp_shuffle::lanes;
 

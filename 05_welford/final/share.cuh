@@ -6,11 +6,11 @@
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
-#include "05_welford/final/unpack.cuh"
 
 namespace worklog::welford {
 
 using vectorized::Floats;
+using vectorized::unpack;
 using vectorized::vector_size;
 
 // [snippet: load_step]

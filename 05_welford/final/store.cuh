@@ -7,12 +7,12 @@
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/split_moments.cuh"
 #include "05_welford/final/statistics.cuh"
-#include "05_welford/final/unpack.cuh"
 
 namespace worklog::welford {
 
 using vectorized::Floats;
 using vectorized::pack;
+using vectorized::unpack;
 using vectorized::vector_size;
 
 // [snippet: store_step]

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "05_welford/final/unpack.cuh"
+#include "04_vectorized/vectors.cuh"
 #include "05_welford/held.cuh"
 #include "06_fused_residual/heads.cuh"
 #include "common/device/arguments.h"
@@ -23,7 +23,7 @@ __device__ inline float sum_of_squares(const uint4 (&bits)[vectors]) {
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
-    const Floats<T> x = welford::unpack<T>(bits[v]);
+    const Floats<T> x = unpack<T>(bits[v]);
     for (int k = 0; k < vector_size<T>; ++k) squares += x.at[k] * x.at[k];
   }
   return squares;
@@ -36,7 +36,7 @@ __device__ inline float scale_down(uint4 (&bits)[vectors], float& mean_square, f
   const float scale = isfinite(mean_square) ? 1.0f : 0x1p-80f;
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
-    Floats<T> x = welford::unpack<T>(bits[v]);
+    Floats<T> x = unpack<T>(bits[v]);
     for (int k = 0; k < vector_size<T>; ++k) x.at[k] *= scale;
     bits[v] = pack<T>(x);
   }
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(threads_of_final_heads, blocks_that_fit(thread
       for (int v = 0; v < vectors; ++v) {
         if (column(v) >= cols) continue;
         T* const to = y + i * tokens_of_pass * all.y_stride.token;
-        store_head<true>(p, to, column(v), welford::unpack<T>(bits[i][v]), rstd, factors[v]);
+        store_head<true>(p, to, column(v), unpack<T>(bits[i][v]), rstd, factors[v]);
       }
       if (lane == 0 && all.rstd) all.rstd[int64_t{token + i * tokens_of_pass} * all.heads + head] = rstd * scale;
     }

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "05_welford/final/parameters.cuh"
-#include "05_welford/final/unpack.cuh"
 #include "06_fused_residual/quantized.cuh"
 #include "common/device/capabilities.cuh"
 
@@ -128,7 +127,7 @@ __device__ inline SumAndMax multiply(const QuantizedNorm<T, G>& p, ColumnsOfThre
   float sum = 0.0f, largest = 0.0f;
 #pragma unroll
   for (int v = 0; v < vectors_of_one_reduction; ++v) {
-    const Floats<T> x = welford::unpack<T>(bits[v]), factors = gamma.vector[v].floats();
+    const Floats<T> x = vectorized::unpack<T>(bits[v]), factors = gamma.vector[v].floats();
 #pragma unroll
     for (int k = 0; k < vector_size<T>; ++k) {
       sum += x.at[k] * x.at[k];

@@ -8,7 +8,6 @@
 #include "05_welford/final/parameters.cuh"
 #include "05_welford/final/rows.cuh"
 #include "05_welford/final/share.cuh"
-#include "05_welford/final/unpack.cuh"
 #include "07_backward/row.cuh"
 #include "common/device/arguments.h"
 
@@ -17,6 +16,7 @@ namespace worklog::backward {
 using vectorized::Floats;
 using vectorized::pack;
 using vectorized::to_float;
+using vectorized::unpack;
 using vectorized::vector_size;
 using warp_shuffle::all_lanes;
 using welford::advice_of;
@@ -24,7 +24,6 @@ using welford::copy_vector;
 using welford::Eviction;
 using welford::eviction_of;
 using welford::ParameterVector;
-using welford::unpack;
 
 // [snippet: problem]
 // LayerNorm's backward pass, or RMSNorm's, which has no mean and no dbeta (`centered` is false); with dh or without.

@@ -8,7 +8,6 @@
 
 #include "04_vectorized/vectors.cuh"
 #include "05_welford/final/cache_advice.cuh"
-#include "05_welford/final/unpack.cuh"
 
 namespace worklog::batchnorm {
 
@@ -31,7 +30,7 @@ struct alignas(size * sizeof(T)) Vector {
 template <class T, int size>
 __device__ inline void unpack(const Vector<T, size>& vector, float (&values)[size]) {
   if constexpr (size == vector_size<T>) {
-    const Floats<T> floats = welford::unpack<T>(*reinterpret_cast<const uint4*>(&vector));
+    const Floats<T> floats = vectorized::unpack<T>(*reinterpret_cast<const uint4*>(&vector));
 #pragma unroll
     for (int k = 0; k < size; ++k) values[k] = floats.at[k];
   } else {
