@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "03_warp_shuffle/kernels.cuh"
 #include "common/device/arguments.h"
 #include "common/device/launch.cuh"
@@ -34,13 +36,23 @@ __device__ inline float to_float(__nv_bfloat16 value) {
   return __bfloat162float(value);
 }
 
+// A bf16 is the upper half of a float, so one shift or mask unpacks it. That is so cheap that the compiler repeats it
+// rather than keep the floats, which take twice the registers.
 template <class T>
 __device__ inline Floats<T> unpack(uint4 bits) {
-  T element[vector_size<T>];
-  *reinterpret_cast<uint4*>(element) = bits;
   Floats<T> floats;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-  for (int k = 0; k < vector_size<T>; ++k) floats.at[k] = to_float(element[k]);
+    for (int k = 0; k < vector_size<T>; ++k) {
+      floats.at[k] = __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);
+    }
+  } else {
+    T element[vector_size<T>];
+    *reinterpret_cast<uint4*>(element) = bits;
+#pragma unroll
+    for (int k = 0; k < vector_size<T>; ++k) floats.at[k] = to_float(element[k]);
+  }
   return floats;
 }
 

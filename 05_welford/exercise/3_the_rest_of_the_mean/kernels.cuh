@@ -86,9 +86,14 @@ struct LayerNorm {
   }
 };
 
+// How many blocks of 512 threads shall find room on a multiprocessor. With three a thread can have 40 registers, with
+// two 64, and with one 128. To ask of each vector whether it is whole takes some: then there is one block less.
+template <int vectors, bool whole>
+inline constexpr int resident_blocks = (vectors > 4 ? 1 : 2) + (whole ? 1 : 0);
+
 // A block to a row, `vectors` vectors of it in each thread's registers. What is beyond them is read again in each walk.
 template <class Norm, int vectors, bool whole>
-__global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2) normalize_held(Norm norm) {
+__global__ void __launch_bounds__(vectorized::most_threads, resident_blocks<vectors, whole>) normalize_held(Norm norm) {
   using T = typename Norm::Element;
   __shared__ float2 scratch[lanes];
   const int cols = static_cast<int>(norm.p.cols);
@@ -98,18 +103,18 @@ __global__ void __launch_bounds__(vectorized::most_threads, vectors > 4 ? 1 : 2)
   for (int64_t row = blockIdx.x; row < norm.p.rows; row += gridDim.x) {
     const int first =
         (whole ? 0 : first_column(norm.p.x + row * norm.p.x_stride)) + static_cast<int>(threadIdx.x) * vector_size<T>;
-    Floats<T> held[vectors];
+    uint4 held[vectors];
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int col = first + i * step;
-      held[i] = vectorized::unpack<T>(col < cols ? norm.template load<whole>(row, col) : uint4{});
+      held[i] = col < cols ? norm.template load<whole>(row, col) : uint4{};
     }
     const int beyond = first + vectors * step;
     for (int col = beyond; Norm::stores_sum && col < cols; col += step) norm.template load<whole>(row, col);
     const auto for_each_vector = [&](auto use) {
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
-        if (first + i * step < cols) use(first + i * step, held[i]);
+        if (first + i * step < cols) use(first + i * step, vectorized::unpack<T>(held[i]));
       }
       for (int col = beyond; col < cols; col += step) {
         use(col, vectorized::unpack<T>(norm.template load_again<whole>(row, col)));
