@@ -36,8 +36,8 @@ __device__ inline float to_float(__nv_bfloat16 value) {
   return __bfloat162float(value);
 }
 
-// A bf16 is the upper half of a float, so one shift or mask unpacks it. That is so cheap that the compiler repeats it
-// rather than keep the floats, which take twice the registers.
+// A bf16 is the upper half of a float, so one shift or mask unpacks it. That is so cheap that the compiler mostly
+// repeats it rather than keep the floats, which take twice the registers.
 template <class T>
 __device__ inline Floats<T> unpack(uint4 bits) {
   Floats<T> floats;

@@ -89,7 +89,8 @@ struct LayerNorm {
 // How many blocks of 512 threads shall find room on a multiprocessor. With three a thread can have 40 registers, with
 // two 64, and with one 128. To ask of each vector whether it is whole takes some: then there is one block less.
 template <int vectors, bool whole>
-inline constexpr int resident_blocks = (vectors > 4 ? 1 : 2) + (whole ? 1 : 0);
+inline constexpr int resident_blocks = blocks_that_fit(vectorized::most_threads,
+                                                       (vectors > 4 ? 1 : 2) + (whole ? 1 : 0));
 
 // A block to a row, `vectors` vectors of it in each thread's registers. What is beyond them is read again in each walk.
 template <class Norm, int vectors, bool whole>
