@@ -93,14 +93,19 @@ struct LayerNorm {
 
 // [snippet: held_load]
 // How many blocks of 512 threads shall find room on a multiprocessor. With three a thread can have 40 registers, with
-// two 64, and with one 128. To ask of each vector whether it is whole takes some: then there is one block less.
-template <int vectors, bool whole>
-inline constexpr int resident_blocks = blocks_that_fit(vectorized::most_threads,
-                                                       (vectors > 4 ? 1 : 2) + (whole ? 1 : 0));
+// two 64, and with one 128. The more blocks, the more loads are under way; but what finds no register is spilled.
+template <class Norm, int vectors, bool whole>
+constexpr int resident_blocks() {
+  constexpr bool is_16_bits = sizeof(typename Norm::Element) == 2;
+  constexpr int blocks_of_long_rows = whole || is_16_bits ? 2 : 1;
+  constexpr int blocks_of_short_rows = whole && is_16_bits && Norm::has_mean ? 3 : 2;
+  return blocks_that_fit(vectorized::most_threads, vectors > 4 ? blocks_of_long_rows : blocks_of_short_rows);
+}
 
 // A block to a row, `vectors` vectors of it in each thread's registers. What is beyond them is read again in each walk.
 template <class Norm, int vectors, bool whole>
-__global__ void __launch_bounds__(vectorized::most_threads, resident_blocks<vectors, whole>) normalize_held(Norm norm) {
+__global__ void __launch_bounds__(vectorized::most_threads, resident_blocks<Norm, vectors, whole>())
+    normalize_held(Norm norm) {
   using T = typename Norm::Element;
   __shared__ float2 scratch[lanes];
   const int cols = static_cast<int>(norm.p.cols);
@@ -175,7 +180,7 @@ __global__ void __launch_bounds__(vectorized::most_threads, resident_blocks<vect
 }
 
 // [snippet: launch_held]
-// As many threads as hold the row in four vectors each, or in eight; for a longer row, as many as a block has.
+// As many threads as hold the row; for a longer row, as many as a block has.
 template <int vectors, bool whole, class Norm>
 void launch_held(const Norm& norm, cudaStream_t stream) {
   const unsigned threads = vectorized::threads_for(norm.p, vectors), most = vectorized::most_threads;
@@ -186,8 +191,11 @@ void launch_held(const Norm& norm, cudaStream_t stream) {
 template <class Norm>
 void launch_held(const Norm& norm, cudaStream_t stream) {
   if (norm.p.rows == 0) return;
-  const bool is_short = vectorized::threads_for(norm.p, 4) <= vectorized::most_threads;
-  if (norm.is_whole()) return is_short ? launch_held<4, true>(norm, stream) : launch_held<8, true>(norm, stream);
+  // Four vectors to a thread, or eight of a long row. Where each must be asked whether it is whole, four are faster as
+  // long as they hold the row.
+  const bool is_whole = norm.is_whole();
+  const bool is_short = vectorized::threads_for(norm.p, 4) <= (is_whole ? 256 : vectorized::most_threads);
+  if (is_whole) return is_short ? launch_held<4, true>(norm, stream) : launch_held<8, true>(norm, stream);
   return is_short ? launch_held<4, false>(norm, stream) : launch_held<8, false>(norm, stream);
 }
 
