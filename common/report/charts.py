@@ -65,6 +65,7 @@ except ImportError as error:
 
 OPERATION, DTYPE, SHAPE = "layernorm_forward", "fp32", "1024x1024"  # of the charts that show one case
 SHAPE_WORDS = SHAPE.replace("x", " x ")
+BAR_MOST = 5  # a bar of more than this many times the median bar of its stage is cut
 
 # Okabe and Ito's palette, which stays apart for color-blind eyes; each entry has a marker, a dash and a hatch too.
 STYLES = [
@@ -252,19 +253,22 @@ def time_chart(repository: Repository, stage: str, gpu: str) -> Chart | None:
         label = baseline_label([operation]).replace(" of", "\nof")
         bars.append((label, sorted(copies)[len(copies) // 2], "#ffffff", "||||"))
 
+    # A variant that takes many times as long as the stage's others would make theirs too short to compare: it is cut.
+    most = BAR_MOST * sorted(t.seconds for t in own)[len(own) // 2]
+    cut = {t.seconds for t in own if t.seconds > most}
+    longest = max(seconds for _, seconds, _, _ in bars if seconds not in cut)
     figure, (ax,) = page(PHONE, 1.6 + 0.42 * len(bars))
     positions = range(len(bars), 0, -1)
     for y, (_, seconds, color, hatch) in zip(positions, bars):
+        length = min(seconds, longest * 1.1) * 1e6
         ax.barh(
-            y, seconds * 1e6, height=0.66, color=color, hatch=hatch, edgecolor="white" if color != "#ffffff" else MUTED,
+            y, length, height=0.66, color=color, hatch=hatch, edgecolor="white" if color != "#ffffff" else MUTED,
             linewidth=0.8,
         )
-        ax.annotate(
-            f"{significant(seconds * 1e6)} µs", (seconds * 1e6, y), xytext=(4, 0), textcoords="offset points",
-            va="center", fontsize=9,
-        )
+        said = f"{significant(seconds * 1e6)} µs" + (" (cut)" if seconds in cut else "")
+        ax.annotate(said, (length, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set_yticks(list(positions), [bar[0] for bar in bars])
-    ax.set_xlim(0, max(bar[1] for bar in bars) * 1e6 * 1.25)
+    ax.set_xlim(0, longest * 1e6 * (1.45 if cut else 1.25))
     ax.set_xlabel("time, µs (shorter is better)")
     best = min(own, key=lambda t: t.seconds)
     title = f"{stage}, {SHAPE_WORDS}, {DTYPE}: {best.label} takes {significant(best.seconds * 1e6)}\u00a0µs"

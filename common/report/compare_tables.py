@@ -17,18 +17,17 @@ from text import MISSING, Table, caption, dagger, markdown_table, percent, signi
 
 LONG = 20  # lines of a table, from which on it is folded
 AUTOTUNE = "torch.compile max-autotune"
-NOISY = "from Python, and between events on tensors of up to 16 MiB,"
 TOTALS_NOTE = (
-    f"How many times as fast as the fastest other library in that cell. *Level*: within 2 %; {NOISY} also within half "
-    "of the larger spread, up to 10 %"
+    "How many times as fast as the fastest other library in that cell. *Level*: within 2 %; where times are noisy, also "
+    "within half of the larger spread, up to 10 %"
 )
 RIVALS_NOTE = (
     "Each of the others alone, in the cells that both have a right result in, by the GPU's time (cold, warm, graph). "
-    "*Level*: within 2 %, and between events on tensors of up to 16 MiB within half of the larger spread, up to 10 %"
+    "*Level* as above"
 )
 FIRST_NOTE = (
-    "*First call*: of a new shape, with what it builds or compiles; of a backward pass with the forward pass before "
-    "it. The median over the cells that nothing was compiled ahead for; what other shapes had compiled was there"
+    "*First call* of a new shape, compiling included; for a backward pass, its forward pass too. Median over the cells "
+    "that nothing was compiled ahead for; code that other shapes had compiled was there"
 )
 SUMMARY_NOTE = f"{TOTALS_NOTE}. *Wrong*: results of other libraries that were off, and so were not timed"
 LOST_NOTE = (
@@ -236,7 +235,7 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
         if "cannot be imported" in entry["reason"] and entry["variant"] not in timed
     )
     if not_here:
-        yield f"Not there, since they could not be imported: {', '.join(not_here)}"
+        yield f"Not installed there: {', '.join(not_here)}"
     if AUTOTUNE not in context.get("contenders", [AUTOTUNE]):
         yield "Inductor's max-autotune was not asked for"
     if ended_early:

@@ -65,6 +65,17 @@ def origin_of(place: Place, results: ResultFile) -> tuple[str, str]:
     return context.get("device") or context.get("gpu") or place.gpu, ", ".join(word for word in run if word)
 
 
+MOST_RUNS = 2  # that a caption names one by one
+
+
+def of_runs(runs: Sequence[str]) -> str:
+    """Each run's date and commit; of more than MOST_RUNS how many, and from when to when. The file has the commits."""
+    if len(runs) <= MOST_RUNS:
+        return "; ".join(runs)
+    dates = sorted(run.split(",")[0] for run in runs)
+    return f"{len(runs)} runs, {dates[0]} to {dates[-1]}"
+
+
 def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
     """Which GPU, when, at which commit, and where the data is: one sentence for all files that agree in it, and for all
     runs whose data is in one file."""
@@ -77,6 +88,6 @@ def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:
     notes = []
     for (gpu, paths), runs in of_files.items():
         links = [place.link(path, f"stage {path.parent.parent.name[:2]}" if len(paths) > 1 else None) for path in paths]
-        origin = ", ".join(word for word in (gpu, "; ".join(run for run in runs if run)) if word)
+        origin = ", ".join(word for word in (gpu, of_runs([run for run in runs if run])) if word)
         notes.append(f"{origin}: {', '.join(links)}")
     return notes

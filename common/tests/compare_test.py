@@ -708,7 +708,7 @@ class Tables(unittest.TestCase):
         text = self.table(content)
         self.assertIn("| PyTorch | 1 |", text)
         for sentence in (
-            "1 of 9 cells were measured. ", "Not there, since they could not be imported: apex. ",
+            "1 of 9 cells were measured. ", "Not installed there: apex. ",
             "Inductor's max-autotune was not asked for. ", "3 cells ended early. ", "In 1 cells our own result was off",
         ):
             self.assertIn(sentence, text)

@@ -1,4 +1,4 @@
-// Exercise: the formula of LayerNorm, by one thread for each row. Look for [task].
+// Exercise: the formula of LayerNorm, by one thread for each row. Look for [task], of which there are two.
 #pragma once
 
 #include "common/device/arguments.h"

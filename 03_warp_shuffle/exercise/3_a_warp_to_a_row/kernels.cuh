@@ -49,7 +49,7 @@ template <class T>
 __global__ void layernorm_warp_per_row(LayerNormForward<T> p) {
   const unsigned warps = blockDim.x / lanes;
   // [task: rows] A block has `warps` warps, and each is to work on a row of its own. Only the first does anything yet.
-  // Which row does a warp begin with, and how far is it to its next one?
+  // Which row does a warp begin with?
   for (int64_t row = int64_t{blockIdx.x} * warps; row < p.rows; row += int64_t{gridDim.x} * warps) {
     if (threadIdx.x < lanes) {
       layernorm_row(p, row, threadIdx.x, lanes, [](float value) { return warp_sum(value); });

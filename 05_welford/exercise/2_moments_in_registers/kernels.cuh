@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(vectorized::most_threads) layernorm_chan(Layer
     vectorized::RowInRegisters<T, vectors> held;
     held.load(x, first, step, cols);
     // [task: moments] Find the moments of the elements that `held` has, without a division for each. The vectors at the
-    // row's two ends reach beyond it: what lies there reads as zeros in `held`, and is not an element.
+    // row's two ends reach beyond it: what lies there reads as zeros in `held`, and is not an element. No check
+    // counts the divisions.
     Moments moments = {};
     // [/task]
     moments = merge_block(moments, scratch);

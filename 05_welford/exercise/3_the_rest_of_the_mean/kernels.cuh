@@ -1,4 +1,4 @@
-// Exercise: the mean of a row in two floats. Look for [task].
+// Exercise: the mean of a row in two floats. Look for [task], of which there are two.
 #pragma once
 
 #include <cstdint>

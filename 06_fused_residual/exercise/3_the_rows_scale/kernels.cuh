@@ -1,4 +1,4 @@
-// Exercise: the largest |y| of a row, and the scale that is made of it. Look for [task].
+// Exercise: the largest |y| of a row, and the scale that is made of it. Look for [task], of which there are two.
 #pragma once
 
 #include "04_vectorized/kernels.cuh"

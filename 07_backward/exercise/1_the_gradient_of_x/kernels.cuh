@@ -1,4 +1,4 @@
-// Exercise: the gradient of x, from its derivation. Look for [task].
+// Exercise: the gradient of x, from its derivation. Look for [task], of which there are two.
 #pragma once
 
 #include "03_warp_shuffle/kernels.cuh"
@@ -30,7 +30,7 @@ struct RowSums {
 };
 
 // [task: gradient] dx of an element, from its wdy and its xhat and what is the same for the whole row. What is given
-// here is right if x moves no other output of its row: but it moves the mean and rstd, and with them all of them.
+// here is right if x moves no other output of its row: but it moves the mean and rstd, and through them every output.
 struct Gradient {
   float rstd;
 

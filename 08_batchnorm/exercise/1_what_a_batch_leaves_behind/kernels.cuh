@@ -24,7 +24,7 @@ __device__ inline void write_statistics(const BatchNormTrain<T, G>& p, int chann
 }
 
 // The formula, a thread to a channel. Neighbouring threads have neighbouring channels, so that what a warp reads in one
-// step lies together; but 1024 channels are 1024 threads, on a GPU that has room for 200 times as many.
+// step lies together; but 1024 channels are 1024 threads, on a GPU that has room for 264 times as many.
 __global__ void batchnorm_channel_per_thread(BatchNormTrain<float> p) {
   const int64_t rows = p.samples * p.pixels;
   const int64_t channel = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
