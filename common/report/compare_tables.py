@@ -18,8 +18,8 @@ from text import MISSING, Table, caption, dagger, markdown_table, percent, signi
 LONG = 20  # lines of a table, from which on it is folded
 AUTOTUNE = "torch.compile max-autotune"
 TOTALS_NOTE = (
-    "How many times as fast as the fastest other library in that cell. *Level*: within 2 %; where times are noisy, also "
-    "within half of the larger spread, up to 10 %"
+    "How many times as fast as the fastest other library in that cell. *Level*: within 2 %; where times are noisy, "
+    "also within half of the larger spread, up to 10 %"
 )
 RIVALS_NOTE = (
     "Each of the others alone, in the cells that both have a right result in, by the GPU's time (cold, warm, graph). "

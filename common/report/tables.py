@@ -591,8 +591,8 @@ def verified(place: Place) -> Table:
             f"{total['compared'] / 1e9:.1f}",
             *[re.match(r"\d+", clean[tool])[0] if tool in clean else MISSING for tool in SANITIZERS],
         ])
-    head = ["stage", "on an", "hash of kernels", "checks", "passed", "fail, as recorded", "fail, and may", "elements, 10⁹",
-            *SANITIZERS]
+    head = ["stage", "on an", "hash of kernels", "checks", "passed", "fail, as recorded", "fail, and may",
+            "elements, 10⁹", *SANITIZERS]
     suites = [suite for suite in documents[place.gpu]["suites"] if suite["suite"] != PACKAGE_SUITE]
     of_suites = f"The test suites with kernels: {sum(s['passed'] for s in suites)} tests passed" if suites else ""
     package = next((s for s in documents[place.gpu]["suites"] if s["suite"] == PACKAGE_SUITE), None)
