@@ -39,7 +39,8 @@ LOST_NOTE = (
 def against_peers(place: Place) -> Table:
     """Us against the best peer. show=summary: a line for each operation and way of timing; show=totals: one for each
     kind of operation; show=lost: the timings that we lose; show=rivals: a line for each of the others. operation, dtype
-    and mode choose; limit=15 ends the lost ones after so many; brief=yes leaves out what the words mean."""
+    and mode choose; limit=15 ends the lost ones after so many; brief=yes leaves out what the words mean; current=yes
+    leaves out the timings whose kernels have changed since."""
     path, document = place.repository.comparison_path(place.gpu), place.repository.comparison(place.gpu)
     if document is None:
         return Table(f"*Nothing was compared on {place.gpu} yet.*", False)
@@ -49,12 +50,13 @@ def against_peers(place: Place) -> Table:
             if word not in known:
                 raise ReportError(f"{option} is '{word}'; it must be of {', '.join(known)}")
     operations = place.chosen("operation") or TENSORS
-    of_operations = [v for v in place.repository.verdicts(place.gpu).values() if v.cell.operation in operations]
+    runs = place.repository.runs(place.gpu)
+    of_operations = [v for v in place.repository.verdicts(place.gpu).values() if v.cell.operation in operations
+                     and not (place.flag("current") and runs.is_stale(v.cell))]
     dtypes, modes = place.chosen("dtype") or ELEMENT_BYTES, place.chosen("mode") or MODES
     found = [v for v in of_operations if v.cell.dtype in dtypes and v.mode in modes]
     if not found:
         return Table("*Nothing was compared yet.*", False)
-    runs = place.repository.runs(place.gpu)
     if place.option("show", "summary") == "summary":
         text = summary_lines(found, wrong_results(document), runs)
         return with_source(place, path, runs, text, [SUMMARY_NOTE, *left_out(document)], found)

@@ -178,7 +178,7 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     if not found or side not in ("ours", "best"):
         raise ReportError(
             f"docs/compare/{gpu}.json has no '{name}': it is ours or best, and operation/dtype/shape/timing; or won, "
-            "level or lost, alone or with operations"
+            "level or lost, alone or with operations, or with current"
         )
     stale = runs.is_stale(found.cell)
     if dimension != "ratio":
@@ -188,14 +188,21 @@ def beside_others(repository: Repository, name: str, dimension: str, gpu: str) -
     return Figure(found.share_of_copy, "ratio", stale)
 
 
+CURRENT = "current"
+
+
 def outcomes(repository: Repository, outcome: str, operations: list[str], dimension: str, gpu: str) -> Figure:
-    """How many timings by the GPU's clock end so, or which share of them; of some operations, or of all."""
+    """How many timings by the GPU's clock end so, or which share of them; of some operations, or of all. With `current`
+    among the operations only those count whose kernels have not changed since."""
+    is_stale = repository.runs(gpu).is_stale
+    named = [operation for operation in operations if operation != CURRENT]
     timed = [v for v in repository.verdicts(gpu).values()
-             if v.mode != "python" and (not operations or v.cell.operation in operations)]
+             if v.mode != "python" and (not named or v.cell.operation in named)
+             and not (CURRENT in operations and is_stale(v.cell))]
     if not timed:
         raise ReportError(f"nothing was compared on {gpu} of {', '.join(operations)}")
     ended = sum(v.outcome == outcome for v in timed)
-    stale = any(repository.runs(gpu).is_stale(v.cell) for v in timed)
+    stale = any(is_stale(v.cell) for v in timed)
     return Figure(ended / len(timed), "ratio", stale) if dimension == "ratio" else Figure(ended, "count", stale)
 
 

@@ -700,7 +700,7 @@ TABLES: dict[str, tuple[Callable[[Place], Table], set[str]]] = {
     "counting": (counting_table, {"stage", "gpu", "sum"}),
     "predictions": (predictions_table, {"gpu"}),
     "verified": (verified, {"gpu"}),
-    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit", "brief"}),
+    "compare": (against_peers, {"gpu", "operation", "dtype", "mode", "show", "limit", "brief", "current"}),
     "rotation": (rotation, {"gpu"}),
     "models": (models, {"stage", "gpu", "dtype", "variant", "timing"}),
     "tutorial": (tutorial, {"gpu", "direction"}),
