@@ -82,7 +82,7 @@ __device__ inline SplitMoments moments_of(ForEach for_each, Count held, float sc
 
 // [snippet: merge_lanes]
 // How lanes merge the moments of parts. In one round both sums are shuffled at once, about the first part's pivot, and
-// the squares are corrected afterwards. With w parts, at most w times what is left is subtracted: a few bits, which
+// the squares are corrected afterwards. With v vectors, at most v times what is left is subtracted: ten bits, which
 // elements of 16 bits can spare. In two rounds the mean of all comes first, and then the squares about it. For an exact
 // mean, the second round also sums what the rounding of the first took from the mean: where the mean of a part is far
 // from that of all, that is more than the last bit.
