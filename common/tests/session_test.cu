@@ -227,7 +227,8 @@ TEST_F(SessionTest, SamplesFromBeforeAnErrorAreNoResult) {
   int calls = 0;
   Program program("00_test", "a test");
   program.add("ends", "right at first", [&calls](const RmsNormForward<float>& p, cudaStream_t stream) {
-    if (++calls > 30) check_cuda(cudaErrorInvalidValue, "pretending to launch");
+    // Two calls check it, and on the slowest machine five or more are timed.
+    if (++calls > 6) check_cuda(cudaErrorInvalidValue, "pretending to launch");
     right(p, stream);
   });
   EXPECT_EQ(run(program, {"--shapes=7x33", "--input=normal", "--benchmark_filter=cold|warm"}), 1) << output_;
