@@ -72,8 +72,8 @@ def of_runs(runs: Sequence[str]) -> str:
     """Each run's date and commit; of more than MOST_RUNS how many, and from when to when. The file has the commits."""
     if len(runs) <= MOST_RUNS:
         return "; ".join(runs)
-    dates = sorted(run.split(",")[0] for run in runs)
-    return f"{len(runs)} runs, {dates[0]} to {dates[-1]}"
+    dates = sorted({run.split(",")[0] for run in runs})
+    return f"{len(runs)} runs, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
 
 
 def source_note(place: Place, files: Sequence[ResultFile]) -> list[str]:

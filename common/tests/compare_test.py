@@ -653,6 +653,12 @@ class Tables(unittest.TestCase):
             lost = table(show="lost")
             self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 |", lost)
             self.assertIn("| `layernorm_forward`† | bf16, 2048 x 4096 |", lost)
+            current = table(show="lost", current="yes")
+            self.assertIn("| `layernorm_forward` | bf16, 1024 x 4096 |", current)
+            self.assertNotIn("2048 x 4096", current)
+            self.assertNotIn("†", current)
+            counted = [figures.beside_others(repository, name, "count", "h200") for name in ("lost", "lost/current")]
+            self.assertEqual([(figure.value, figure.stale) for figure in counted], [(2, True), (1, False)])
             for text in (lost, table(), table(show="totals")):
                 for part in (
                     "2026-01-01, commit `bbbbbbbbbb`",

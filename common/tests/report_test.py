@@ -1881,6 +1881,12 @@ class SourceNote(unittest.TestCase):
             "[compare/h200.json](compare/h200.json)"
         ])
 
+    def test_many_runs_are_named_by_their_number(self) -> None:
+        runs = [("docs/compare/h200.json", letter * 40) for letter in "abc"]
+        self.assertEqual(self.note(*runs), [
+            "H200, 3 runs, 2026-07-30: [compare/h200.json](compare/h200.json)"
+        ])
+
     def test_files_of_one_run_are_named_by_their_stages(self) -> None:
         runs = [(f"{stage}/results/h200.json", "a" * 40) for stage in ("01_naive", "05_welford")]
         self.assertEqual(self.note(*runs), [
